@@ -1,0 +1,82 @@
+"""The capability document: what a server declares about itself (seed 003, section 13)."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from nnrp_sched.profile.envelope import CHAT_COMPLETIONS, PROFILE, SCHEMA_VERSION
+
+
+class Operation(Struct, frozen=True):
+    """One operation and what it can do."""
+
+    name: str
+    streaming: bool
+    non_streaming: bool
+    tool_calls: bool
+    cancellation: bool
+
+
+class Model(Struct, frozen=True):
+    """One model, by the id that clients write into the body."""
+
+    id: str
+    owned_by: str = "adapter"
+
+
+class Extension(Struct, frozen=True):
+    """Something beyond the profile; a client may ignore it unless it is critical."""
+
+    name: str
+    critical: bool
+    description: str
+
+
+DIAGNOSTICS_EXTENSION = Extension(
+    name="vllm.diagnostics",
+    critical=False,
+    description="response.diagnostics events for requests with nnrp.diagnostics true",
+)
+
+
+class CapabilityDocument(Struct, frozen=True):
+    """The source of truth for feature probes and conformance selection."""
+
+    profile: str
+    schema_version: str
+    compatibility_levels: tuple[int, ...]
+    operations: tuple[Operation, ...]
+    models: tuple[Model, ...]
+    extensions: tuple[Extension, ...]
+
+    def to_builtins(self) -> dict[str, Any]:
+        """The document as plain dicts and lists, ready for JSON."""
+        document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return document
+
+
+def capability_document(
+    models: Iterable[str], tool_calls: bool, extensions: Iterable[Extension] = ()
+) -> CapabilityDocument:
+    """The document of a Level 1 server.
+
+    `tool_calls` is whether the engine can produce them; the `vllm.diagnostics` extension of the
+    published adapter is always declared, before `extensions`.
+    """
+    chat = Operation(
+        name=CHAT_COMPLETIONS,
+        streaming=True,
+        non_streaming=True,
+        tool_calls=tool_calls,
+        cancellation=True,
+    )
+    return CapabilityDocument(
+        profile=PROFILE,
+        schema_version=SCHEMA_VERSION,
+        compatibility_levels=(1,),
+        operations=(chat,),
+        models=tuple(Model(id=model) for model in models),
+        extensions=(DIAGNOSTICS_EXTENSION, *extensions),
+    )

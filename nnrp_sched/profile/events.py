@@ -1,0 +1,212 @@
+"""The events of `openai-compatible/1` and their JSON (seed 003, sections 7 and 8).
+
+Every event travels as one compact UTF-8 JSON object: non-terminal ones as a PARTIAL_RESULT body,
+terminal ones as the document of a RESULT_PUSH. Unknown fields of a known event are ignored.
+"""
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from nnrp_sched.errors import ProfileStreamError
+
+Index = Annotated[int, Meta(ge=0)]
+Identity = Annotated[str, Meta(min_length=1)]
+JsonObject = dict[str, Any]
+
+# gc=False: an event holds plain JSON values, which cannot form cycles, and one is made per token.
+
+
+class ErrorObject(Struct, frozen=True, gc=False):
+    """An OpenAI error object (seed 003, section 10)."""
+
+    type: Identity
+    code: Identity
+    message: Identity
+
+
+class OutputTextDelta(
+    Struct,
+    frozen=True,
+    gc=False,
+    omit_defaults=True,
+    tag_field="type",
+    tag="response.output_text.delta",
+):
+    """A piece of output text; `index` is the choice.
+
+    `delta` is empty when the event only carries its `openai_chunk` (reasoning, log probabilities
+    and whatever else the plain events cannot say).
+    """
+
+    index: Index
+    delta: str
+    openai_chunk: JsonObject | None = None
+
+
+class ToolCallStarted(
+    Struct,
+    frozen=True,
+    gc=False,
+    omit_defaults=True,
+    tag_field="type",
+    tag="response.tool_call.started",
+):
+    """A tool call begins; `index` is its position among the choice's tool calls."""
+
+    index: Index
+    item_id: Identity
+    call_id: Identity
+    name: Identity
+    openai_chunk: JsonObject | None = None
+
+
+class ToolCallDelta(
+    Struct,
+    frozen=True,
+    gc=False,
+    omit_defaults=True,
+    tag_field="type",
+    tag="response.tool_call.delta",
+):
+    """A piece of a tool call's JSON arguments."""
+
+    index: Index
+    item_id: Identity
+    call_id: Identity
+    arguments_delta: str
+    openai_chunk: JsonObject | None = None
+
+
+class ToolCallCompleted(
+    Struct,
+    frozen=True,
+    gc=False,
+    omit_defaults=True,
+    tag_field="type",
+    tag="response.tool_call.completed",
+):
+    """A tool call is complete; `arguments` is the concatenation of its deltas."""
+
+    index: Index
+    item_id: Identity
+    call_id: Identity
+    name: Identity
+    arguments: str
+    openai_chunk: JsonObject | None = None
+
+
+class ToolCallError(
+    Struct,
+    frozen=True,
+    gc=False,
+    omit_defaults=True,
+    tag_field="type",
+    tag="response.tool_call.error",
+):
+    """A tool call ends without being complete; the operation itself goes on to its own terminal."""
+
+    index: Index
+    item_id: Identity
+    call_id: Identity
+    error: ErrorObject
+    openai_chunk: JsonObject | None = None
+
+
+class Usage(
+    Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type", tag="response.usage"
+):
+    """The token counts, in both spellings: input/output_tokens and prompt/completion_tokens."""
+
+    usage: JsonObject
+    openai_chunk: JsonObject | None = None
+
+
+class Completed(
+    Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type", tag="response.completed"
+):
+    """The final chat.completion. Terminal."""
+
+    body: JsonObject
+    openai_chunk: JsonObject | None = None
+
+
+class Error(
+    Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type", tag="response.error"
+):
+    """The operation failed. Terminal."""
+
+    error: ErrorObject
+    diagnostics: JsonObject | None = None
+
+
+class Cancelled(Struct, frozen=True, gc=False, tag_field="type", tag="response.cancelled"):
+    """The operation was cancelled. Terminal."""
+
+    reason: str
+
+
+class Diagnostics(Struct, frozen=True, gc=False, tag_field="type", tag="response.diagnostics"):
+    """Facts about the serving side, of a declared non-critical extension (wire digest 4.2)."""
+
+    diagnostics: JsonObject
+
+
+class Unknown(Struct, frozen=True, gc=False):
+    """A well-formed event of a type this version does not know; readers ignore it."""
+
+    type: str
+    fields: JsonObject
+    """Everything but the type."""
+
+
+KnownEvent = (
+    OutputTextDelta
+    | ToolCallStarted
+    | ToolCallDelta
+    | ToolCallCompleted
+    | ToolCallError
+    | Usage
+    | Completed
+    | Error
+    | Cancelled
+    | Diagnostics
+)
+Event = KnownEvent | Unknown
+ToolCallEvent = ToolCallStarted | ToolCallDelta | ToolCallCompleted | ToolCallError
+
+TERMINAL: Final[frozenset[type[Event]]] = frozenset({Completed, Error, Cancelled})
+"""The event types that end an operation; they travel in a RESULT_PUSH only (wire digest P6)."""
+
+_KNOWN_TYPES: Final = frozenset(str(kind.__struct_config__.tag) for kind in KnownEvent.__args__)
+_CLOSED_FAMILIES: Final = ("response.tool_call.", "response.output_text.")
+"""Families in which an unknown type is a fault: skipping one would lose content."""
+
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final = msgspec.json.Decoder(KnownEvent)
+_object_decoder: Final = msgspec.json.Decoder(JsonObject)
+
+
+def encode_event(event: Event) -> bytes:
+    """Encode an event as the compact UTF-8 JSON that goes on the wire."""
+    if type(event) is Unknown:
+        return _encoder.encode({"type": event.type, **event.fields})
+    return _encoder.encode(event)
+
+
+def decode_event(document: bytes) -> Event:
+    """Decode one event.
+
+    Raises `ProfileStreamError` naming the fault: not one UTF-8 JSON object, a known type with
+    foreign fields, or an unknown type in the text or tool-call family (wire digest 4.2, P4).
+    """
+    try:
+        return _decoder.decode(document)
+    except (msgspec.DecodeError, RecursionError) as fault:
+        return _decode_unknown(document, fault)
+
+
+def _decode_unknown(document: bytes, fault: Exception) -> Unknown:
+    """Tell an event of a foreign type from a fault, the slow way."""
+    raise ProfileStreamError(f"not an event of openai-compatible/1: {fault}")
