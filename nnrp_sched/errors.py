@@ -120,6 +120,13 @@ class ConnectionLost(NnrpSchedError):
     exit_code = 5
 
 
+class ReaderTooSlow(NnrpSchedError):
+    """Events of one operation came faster than they were read; the operation was cancelled.
+
+    Everything that had been buffered until then was delivered.
+    """
+
+
 class SessionRejected(NnrpSchedError):
     """The server refused or ended a session; `code` is its session error code."""
 

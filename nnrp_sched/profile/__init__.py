@@ -9,6 +9,12 @@ from nnrp_sched.profile.capability import (
     Operation,
     capability_document,
 )
+from nnrp_sched.profile.control import (
+    CONTROL_SCHEMA,
+    ControlRequest,
+    build_control,
+    parse_control,
+)
 from nnrp_sched.profile.envelope import (
     CHAT_COMPLETIONS,
     MAX_DEPTH,
@@ -50,6 +56,7 @@ from nnrp_sched.profile.tool_calls import OpenCall, ToolCallGrammar
 
 __all__ = [
     "CHAT_COMPLETIONS",
+    "CONTROL_SCHEMA",
     "DIAGNOSTICS_EXTENSION",
     "MAX_DEPTH",
     "MAX_DOCUMENT_BYTES",
@@ -62,6 +69,7 @@ __all__ = [
     "ChatAssembly",
     "ChatMapper",
     "Completed",
+    "ControlRequest",
     "Diagnostics",
     "Error",
     "ErrorObject",
@@ -81,12 +89,14 @@ __all__ = [
     "Unknown",
     "Usage",
     "backend_profile_error",
+    "build_control",
     "build_envelope",
     "capability_document",
     "decode_event",
     "encode_event",
     "error_document",
     "error_object",
+    "parse_control",
     "parse_envelope",
     "profile_error",
 ]

@@ -1,0 +1,16 @@
+"""The client role: one connection, many sessions, many chats at once.
+
+```python
+async with connect("nnrp://127.0.0.1:7437") as connection, connection.session() as session:
+    chat = session.chat({"model": "m", "messages": [{"role": "user", "content": "Hi"}]}, stream=True)
+    async for event in chat:
+        print(event)
+    print(chat.outcome)
+```
+"""
+
+from nnrp_sched.client.chat import Chat, Outcome
+from nnrp_sched.client.connection import Connection, connect
+from nnrp_sched.client.session import Session
+
+__all__ = ["Chat", "Connection", "Outcome", "Session", "connect"]

@@ -1,0 +1,223 @@
+"""One chat: an async iterator of the profile's events with a single outcome."""
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+from msgspec import Struct
+
+from nnrp_sched.client.inbox import Inbox, Terminal
+from nnrp_sched.errors import ConnectionLost, NnrpSchedError, ProfileStreamError, ReaderTooSlow
+from nnrp_sched.profile import (
+    Cancelled,
+    Completed,
+    Error,
+    ErrorObject,
+    Event,
+    OutputTextDelta,
+    ToolCallGrammar,
+    Usage,
+    decode_event,
+)
+from nnrp_sched.wire import DropReason, OperationFailed, ResultDropped, ResultReceived
+
+Status = Literal["completed", "error", "cancelled", "dropped"]
+
+
+class Outcome(Struct, frozen=True):
+    """How a chat ended, whatever message said so (wire digest 6, 4 and 5)."""
+
+    status: Status
+    text: str
+    """The output text of choice 0 as far as it came, also when the chat was cut short."""
+    body: dict[str, Any] | None = None
+    """The chat.completion, when completed with one."""
+    usage: dict[str, Any] | None = None
+    """The token counts, when the server sent them."""
+    error: ErrorObject | None = None
+    """What went wrong, with status `error`."""
+    reason: str | None = None
+    """Why, with status `cancelled` or `dropped`."""
+
+
+class Operations(Protocol):
+    """What a chat needs of its session."""
+
+    async def submit(self, document: bytes) -> tuple[int, Inbox]:
+        """Send the document, waiting for a free place; the frame id and where its events arrive."""
+        ...
+
+    def cancel(self, frame_id: int, reason: str) -> None:
+        """Send CANCEL for a frame that has not ended."""
+        ...
+
+    def abandon(self, frame_id: int) -> None:
+        """Like `cancel`, from any thread, at any time."""
+        ...
+
+
+class Chat:
+    """A chat in flight.
+
+    Iterating yields typed events in order; the last one is `Completed`, `Error` or `Cancelled`
+    when the server sent such a document. The request is sent by the first step of the iteration.
+    Leaving early (`break`, an exception, cancellation, losing the last reference) cancels it on the
+    server; `async with` makes the moment of that exact.
+
+    Raises `ConnectionLost` when the connection ends first, `ProfileStreamError` when the server
+    sends what the profile does not allow, and `ReaderTooSlow`.
+    """
+
+    def __init__(self, operations: Operations, document: bytes) -> None:
+        self._operations = operations
+        self._document = document
+        self._frame_id: int | None = None
+        self._inbox: Inbox | None = None
+        self._grammar = ToolCallGrammar()
+        self._text: list[str] = []
+        self._usage: dict[str, Any] | None = None
+        self._outcome: Outcome | None = None
+        self._failure: NnrpSchedError | None = None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome, once the iteration has reached it."""
+        return self._outcome
+
+    async def result(self) -> Outcome:
+        """Read the chat to its end and return the outcome."""
+        async for _ in self:
+            pass
+        assert self._outcome is not None
+        return self._outcome
+
+    async def cancel(self, reason: str = "") -> Outcome:
+        """Cancel on the server and wait for the terminal that answers it.
+
+        `reason` travels as the CANCEL's diagnostic. A chat that has ended keeps its outcome; one
+        that was never sent ends without being sent.
+        """
+        if self._outcome is None and self._frame_id is None:
+            self._outcome = Outcome("cancelled", text="", reason="never submitted")
+        elif self._outcome is None:
+            self._send_cancel(reason)
+        return await self.result()
+
+    # --- iteration ------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """The chat itself: it can be read once."""
+        return self
+
+    async def __anext__(self) -> Event:
+        """The next event."""
+        if self._failure is not None:
+            raise self._failure
+        if self._outcome is not None:
+            raise StopAsyncIteration
+        try:
+            if self._inbox is None:
+                self._frame_id, self._inbox = await self._operations.submit(self._document)
+            item = await self._inbox.get()
+            event = self._take(item) if isinstance(item, bytes) else self._end(item)
+        except BaseException as error:
+            self._send_cancel(type(error).__name__)
+            if isinstance(error, NnrpSchedError):
+                self._failure = error
+            raise
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def aclose(self) -> None:
+        """Leave the chat; cancels it on the server when it has not ended."""
+        self._send_cancel("")
+        if self._outcome is None and self._failure is None:
+            self._outcome = Outcome("cancelled", text="".join(self._text), reason="left early")
+
+    async def __aenter__(self) -> Self:
+        """Use the chat in a block that ends it."""
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave the chat."""
+        await self.aclose()
+
+    def __del__(self) -> None:
+        """A forgotten chat is work nobody waits for."""
+        if self._frame_id is not None and self._inbox is not None and not self._inbox.finished:
+            self._operations.abandon(self._frame_id)
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def _send_cancel(self, reason: str) -> None:
+        if self._frame_id is not None and self._inbox is not None and not self._inbox.finished:
+            self._operations.cancel(self._frame_id, reason)
+
+    def _take(self, document: bytes) -> Event:
+        event = decode_event(document)
+        self._grammar.observe(event)
+        if isinstance(event, OutputTextDelta):
+            if event.index == 0:
+                self._text.append(event.delta)
+        elif isinstance(event, Usage):
+            self._usage = event.usage
+        elif isinstance(event, Completed | Error | Cancelled):
+            raise ProfileStreamError(f"{type(event).__name__} arrived as a partial result")
+        return event
+
+    def _end(self, terminal: Terminal) -> Event | None:
+        """Set the outcome; the terminal document's event when there is one."""
+        assert self._inbox is not None
+        if self._inbox.overflowed:
+            raise ReaderTooSlow("events came faster than they were read; the chat was cancelled")
+        text = "".join(self._text)
+        match terminal:
+            case NnrpSchedError():
+                raise terminal
+            case ResultDropped(reason=reason, diagnostic=diagnostic):
+                cancelled = reason in (None, DropReason.PEER_CANCELLED)
+                status: Status = "cancelled" if cancelled else "dropped"
+                why = diagnostic or (reason.name.lower() if reason is not None else "dropped")
+                self._outcome = Outcome(status, text=text, usage=self._usage, reason=why)
+                return None
+            case OperationFailed(code=code, diagnostic=diagnostic):
+                raise ConnectionLost(f"the server failed the operation: {diagnostic} (code {code})")
+            case ResultReceived():
+                return self._end_with_result(terminal, text)
+
+    def _end_with_result(self, result: ResultReceived, text: str) -> Event | None:
+        if result.fault is not None:
+            raise ProfileStreamError(result.fault)
+        if result.document is None:
+            self._outcome = Outcome("completed", text=text, usage=self._usage)
+            return None
+        event = decode_event(result.document)
+        match event:
+            case Completed(body=body):
+                self._outcome = Outcome(
+                    "completed",
+                    text=text or _text_of(body),
+                    body=body,
+                    usage=self._usage or body.get("usage"),
+                )
+            case Error(error=error):
+                self._outcome = Outcome("error", text=text, usage=self._usage, error=error)
+            case Cancelled(reason=reason):
+                self._outcome = Outcome("cancelled", text=text, usage=self._usage, reason=reason)
+            case _:
+                raise ProfileStreamError(f"{type(event).__name__} cannot end an operation")
+        return event
+
+
+def _text_of(body: dict[str, Any]) -> str:
+    """The text of choice 0 of a chat.completion; empty when it has none."""
+    try:
+        return str(body["choices"][0]["message"]["content"] or "")
+    except (KeyError, IndexError, TypeError):
+        return ""

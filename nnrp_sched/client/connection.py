@@ -1,0 +1,270 @@
+"""One client connection: the hello, its sessions, and the reader that feeds them."""
+
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from nnrp_sched.client.session import Session
+from nnrp_sched.errors import ConnectionLost, PeerUnreachable, SessionRejected
+from nnrp_sched.transport import (
+    Carrier,
+    Endpoint,
+    Outbox,
+    background_tasks,
+    connect_carrier,
+    parse_endpoint,
+)
+from nnrp_sched.wire import (
+    ClientConnection,
+    ConnectionCloseReceived,
+    ConnectionFailed,
+    ControlReceived,
+    HelloAcknowledged,
+    InFlightPolicy,
+    Limits,
+    OperationFailed,
+    PartialReceived,
+    Reply,
+    ResultDropped,
+    ResultReceived,
+    SessionClosed,
+    SessionFailed,
+    SessionOpened,
+    SessionOpenRejected,
+)
+
+_SEND_QUEUE_BYTES = 8 * 1024 * 1024
+_CLOSE_SECONDS = 5.0
+
+
+class _Opening:
+    """A SESSION_OPEN waiting for its answer; the server answers in order."""
+
+    def __init__(self) -> None:
+        self.answered = anyio.Event()
+        self.answer: SessionOpened | SessionRejected | ConnectionLost | None = None
+
+    def set(self, answer: SessionOpened | SessionRejected | ConnectionLost) -> None:
+        self.answer = answer
+        self.answered.set()
+
+
+class Connection:
+    """An open connection. Made by `connect`."""
+
+    def __init__(self, carrier: Carrier, *, limits: Limits) -> None:
+        self._carrier = carrier
+        self._wire = ClientConnection(limits)
+        self._outbox = Outbox(carrier, limit=_SEND_QUEUE_BYTES)
+        self._hello = anyio.Event()
+        self._openings: deque[_Opening] = deque()
+        self._sessions: dict[int, Session] = {}
+        self._closing: dict[int, anyio.Event] = {}
+        self._lost: ConnectionLost | None = None
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            Reply: self._on_reply,
+            HelloAcknowledged: self._on_hello,
+            SessionOpened: self._on_session_open,
+            SessionOpenRejected: self._on_session_rejected,
+            PartialReceived: self._on_partial,
+            ResultReceived: self._on_terminal,
+            ResultDropped: self._on_terminal,
+            OperationFailed: self._on_terminal,
+            SessionFailed: self._on_session_failed,
+            SessionClosed: self._on_session_closed,
+            ControlReceived: self._on_control,
+            ConnectionCloseReceived: self._on_close,
+            ConnectionFailed: self._on_failed,
+        }
+
+    @asynccontextmanager
+    async def session(
+        self, *, priority: int = 1, max_in_flight: int = 256, seconds: float = 10.0
+    ) -> AsyncGenerator[Session, None]:
+        """Open a session for the time of the block.
+
+        `priority` is the session class (0 interactive, 1 balanced, 2 background), `max_in_flight`
+        the wished number of operations at once; the server may grant fewer. Operations that still
+        run when the block ends are aborted. Raises `SessionRejected` or `ConnectionLost`.
+        """
+        session = await self._open_session(priority, max_in_flight, seconds)
+        try:
+            yield session
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._close_session(session)
+
+    async def _open_session(self, priority: int, max_in_flight: int, seconds: float) -> Session:
+        if self._lost is not None:
+            raise self._lost
+        opening = _Opening()
+        data = self._wire.open_session(priority=priority, max_in_flight=max_in_flight)
+        self._openings.append(opening)
+        self._outbox.put_now(data)
+        with anyio.move_on_after(seconds):
+            await opening.answered.wait()
+        match opening.answer:
+            case SessionOpened(session_id=session_id):
+                return self._sessions[session_id]
+            case SessionRejected() | ConnectionLost() as error:
+                raise error
+            case _:
+                raise ConnectionLost(f"the server did not answer SESSION_OPEN in {seconds:g} s")
+
+    async def _close_session(self, session: Session) -> None:
+        if self._wire.closed or session.session_id not in self._sessions:
+            return
+        policy = InFlightPolicy.ABORT if session.in_flight else InFlightPolicy.DRAIN
+        closed = self._closing[session.session_id] = anyio.Event()
+        self._outbox.put_now(self._wire.close_session(session.session_id, policy=policy))
+        with anyio.move_on_after(_CLOSE_SECONDS):
+            await closed.wait()
+        self._closing.pop(session.session_id, None)
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def read(self) -> None:
+        """Feed the sessions until the connection ends."""
+        while not self._wire.closed:
+            data = await self._carrier.receive()
+            for event in self._wire.receive(data) if data else self._wire.receive_end():
+                self._handlers[type(event)](event)
+            if not data:
+                break
+        self._lose(ConnectionLost("the server closed the connection"))
+
+    async def write(self) -> None:
+        """Write what sessions want to send."""
+        await self._outbox.run()
+
+    async def say_hello(self, seconds: float) -> None:
+        """Send CLIENT_HELLO and wait for its answer; raises `PeerUnreachable`."""
+        self._outbox.put_now(self._wire.hello())
+        with anyio.move_on_after(seconds):
+            await self._hello.wait()
+        if self._lost is not None:
+            raise PeerUnreachable(f"the peer ended the connection at the hello: {self._lost}")
+        if not self._hello.is_set():
+            raise PeerUnreachable(f"the peer did not answer the hello in {seconds:g} s")
+
+    async def aclose(self) -> None:
+        """Say CLOSE, hand over what waits, close the carrier."""
+        if not self._wire.closed:
+            self._outbox.put_now(self._wire.close())
+        with anyio.move_on_after(1):
+            await self._outbox.flush()
+        self._lose(ConnectionLost("the connection was closed by this side"))
+        await self._carrier.aclose()
+
+    def _lose(self, error: ConnectionLost) -> None:
+        if self._lost is not None:
+            return
+        self._lost = error
+        self._hello.set()
+        self._outbox.close()
+        for opening in self._openings:
+            opening.set(error)
+        for session in self._sessions.values():
+            session.lose(error)
+        for closed in self._closing.values():
+            closed.set()
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def _on_reply(self, event: Reply) -> None:
+        self._outbox.put_now(event.data)
+
+    def _on_hello(self, _event: HelloAcknowledged) -> None:
+        self._hello.set()
+
+    def _on_session_open(self, event: SessionOpened) -> None:
+        ack = event.ack
+        granted = min(ack.max_in_flight, ack.granted_operation_credit or ack.max_in_flight)
+        session = Session(
+            self._wire, self._outbox, event.session_id, max_in_flight=max(1, granted)
+        )
+        self._sessions[event.session_id] = session
+        self._openings.popleft().set(event)
+
+    def _on_session_rejected(self, event: SessionOpenRejected) -> None:
+        message = f"the server refused the session: {event.diagnostic or 'no reason given'}"
+        rejected = SessionRejected(message, code=event.ack.session_error_code)
+        self._openings.popleft().set(rejected)
+
+    def _on_partial(self, event: PartialReceived) -> None:
+        session = self._sessions.get(event.session_id)
+        if session is not None:
+            session.deliver(event.frame_id, event.body)
+
+    def _on_terminal(self, event: ResultReceived | ResultDropped | OperationFailed) -> None:
+        session = self._sessions.get(event.session_id)
+        if session is not None:
+            session.finish(event.frame_id, event)
+
+    def _on_session_failed(self, event: SessionFailed) -> None:
+        self._end_session(
+            event.session_id,
+            ConnectionLost(f"the server failed the session: {event.diagnostic}"),
+        )
+
+    def _on_session_closed(self, event: SessionClosed) -> None:
+        self._end_session(event.session_id, ConnectionLost("the session was closed"))
+
+    def _end_session(self, session_id: int, error: ConnectionLost) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.lose(error)
+        closed = self._closing.get(session_id)
+        if closed is not None:
+            closed.set()
+
+    def _on_control(self, _event: ControlReceived) -> None:
+        """Advice of the server that this client takes no action on (wire digest 6)."""
+
+    def _on_close(self, event: ConnectionCloseReceived) -> None:
+        self._lose(ConnectionLost(f"the server closed the connection: {event.diagnostic}"))
+
+    def _on_failed(self, event: ConnectionFailed) -> None:
+        self._lose(ConnectionLost(f"the connection broke: {event.error}"))
+
+
+@asynccontextmanager
+async def connect(
+    endpoint: str | Endpoint,
+    *,
+    seconds: float = 10.0,
+    limits: Limits | None = None,
+) -> AsyncGenerator[Connection, None]:
+    """Connect to an NNRP server for the time of the block.
+
+    `endpoint` is an address such as `nnrp://127.0.0.1:7437` or `unix:///run/nnrp.sock`; `seconds`
+    bounds the connect and the hello, each. Raises `EndpointError` and `PeerUnreachable`.
+    """
+    target = parse_endpoint(endpoint) if isinstance(endpoint, str) else endpoint
+    carrier: Carrier | None = None
+    with anyio.move_on_after(seconds):
+        carrier = await connect_carrier(target)
+    if carrier is None:
+        raise PeerUnreachable(f"no connection to {target} in {seconds:g} s")
+    async with over_carrier(carrier, seconds=seconds, limits=limits) as connection:
+        yield connection
+
+
+@asynccontextmanager
+async def over_carrier(
+    carrier: Carrier, *, seconds: float = 10.0, limits: Limits | None = None
+) -> AsyncGenerator[Connection, None]:
+    """Like `connect`, over a carrier that is already open; closes it at the end."""
+    connection = Connection(carrier, limits=limits or Limits())
+    async with background_tasks() as tasks:
+        tasks.start_soon(connection.write)
+        tasks.start_soon(connection.read)
+        try:
+            await connection.say_hello(seconds)
+            yield connection
+        finally:
+            with anyio.CancelScope(shield=True):
+                await connection.aclose()

@@ -1,0 +1,63 @@
+"""What has arrived for one operation and was not read yet."""
+
+from collections import deque
+
+import anyio
+
+from nnrp_sched.errors import NnrpSchedError
+from nnrp_sched.wire import OperationFailed, ResultDropped, ResultReceived
+
+Terminal = ResultReceived | ResultDropped | OperationFailed | NnrpSchedError
+"""What ends an operation: one of three messages, or the loss of what carried it."""
+
+
+class Inbox:
+    """Event documents in order, then one terminal.
+
+    The connection's reader fills it without waiting; one consumer empties it.
+    """
+
+    __slots__ = ("_documents", "_limit", "_terminal", "_wake", "overflowed")
+
+    def __init__(self, limit: int) -> None:
+        self.overflowed = False
+        """Set when a document found the inbox full; it and all later ones were left out."""
+        self._limit = limit
+        self._documents: deque[bytes] = deque()
+        self._terminal: Terminal | None = None
+        self._wake: anyio.Event | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the terminal has arrived; documents may still wait before it."""
+        return self._terminal is not None
+
+    def put(self, document: bytes) -> bool:
+        """Add an event document; False when there was no room."""
+        if self.overflowed or len(self._documents) >= self._limit:
+            self.overflowed = True
+            return False
+        self._documents.append(document)
+        self._notify()
+        return True
+
+    def finish(self, terminal: Terminal) -> None:
+        """Set the terminal; the first one counts."""
+        if self._terminal is None:
+            self._terminal = terminal
+            self._notify()
+
+    async def get(self) -> bytes | Terminal:
+        """The next document, or the terminal once all documents were read."""
+        while True:
+            if self._documents:
+                return self._documents.popleft()
+            if self._terminal is not None:
+                return self._terminal
+            self._wake = anyio.Event()
+            await self._wake.wait()
+
+    def _notify(self) -> None:
+        if self._wake is not None:
+            self._wake.set()
+            self._wake = None

@@ -1,0 +1,135 @@
+"""One session: many operations at once, each with its own inbox."""
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+
+from nnrp_sched.client.chat import Chat
+from nnrp_sched.client.inbox import Inbox, Terminal
+from nnrp_sched.errors import ConnectionLost
+from nnrp_sched.profile import build_control, build_envelope
+from nnrp_sched.transport import Outbox
+from nnrp_sched.wire import CancelReason, ClientConnection
+
+_MAX_BUFFERED_EVENTS = 65_536
+_OPERATION_ID_BITS = 62
+
+
+class Session:
+    """An open session. Made by `Connection.session`."""
+
+    def __init__(
+        self, wire: ClientConnection, outbox: Outbox, session_id: int, *, max_in_flight: int
+    ) -> None:
+        self.session_id = session_id
+        self.max_in_flight = max_in_flight
+        """Operations that may run at once; a further one waits for a place."""
+        self._wire = wire
+        self._outbox = outbox
+        self._places = anyio.Semaphore(max_in_flight, fast_acquire=True)
+        self._inboxes: dict[int, Inbox] = {}
+        # Random start: an operation id must not be guessable from the frame id (wire digest 1.3).
+        self._operation_ids = itertools.count(secrets.randbits(_OPERATION_ID_BITS) + 1)
+        self._loop = asyncio.get_running_loop()
+        self._lost: ConnectionLost | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Operations submitted and not ended."""
+        return len(self._inboxes)
+
+    def chat(
+        self,
+        body: Mapping[str, Any],
+        *,
+        stream: bool | None = None,
+        request_id: str | None = None,
+        timeout_ms: int | None = None,
+        diagnostics: bool | None = None,
+        extensions: Mapping[str, Any] | None = None,
+    ) -> Chat:
+        """A chat completion, `chat.completions.create`.
+
+        `body` is an OpenAI chat request; `stream`, when given, sets its field of that name.
+        `timeout_ms` is the server's limit for the whole operation. `extensions` are further keys
+        of the envelope's `nnrp` object. Nothing is sent before the chat is read.
+        """
+        fields = dict(body)
+        if stream is not None:
+            fields["stream"] = stream
+        document = build_envelope(
+            fields,
+            request_id=request_id,
+            timeout_ms=timeout_ms,
+            diagnostics=diagnostics,
+            extensions=dict(extensions) if extensions is not None else None,
+        )
+        return Chat(self, document)
+
+    def control(self, operation: str, body: Mapping[str, Any] | None = None) -> Chat:
+        """A request of `nnrp-sched-control/1`, answered by one document."""
+        return Chat(self, build_control(operation, dict(body or {})))
+
+    # --- for chats ------------------------------------------------------------------------------
+
+    async def submit(self, document: bytes) -> tuple[int, Inbox]:
+        """Send a document as a new operation, waiting for a free place."""
+        await self._places.acquire()
+        if self._lost is not None:
+            self._places.release()
+            raise self._lost
+        try:
+            frame_id, data = self._wire.submit(
+                self.session_id, document, operation_id=next(self._operation_ids)
+            )
+        except BaseException:
+            self._places.release()
+            raise
+        inbox = self._inboxes[frame_id] = Inbox(_MAX_BUFFERED_EVENTS)
+        self._outbox.put_now(data)
+        return frame_id, inbox
+
+    def cancel(self, frame_id: int, reason: str) -> None:
+        """Send CANCEL for a frame; one that has ended needs none."""
+        if frame_id in self._inboxes and not self._wire.closed:
+            self._outbox.put_now(
+                self._wire.cancel(
+                    self.session_id,
+                    frame_id,
+                    reason=CancelReason.USER_CANCELLED,
+                    diagnostic=reason,
+                )
+            )
+
+    def abandon(self, frame_id: int) -> None:
+        """Cancel a frame whose reader was garbage collected, in whatever thread that happened."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.cancel, frame_id, "abandoned")
+
+    # --- for the connection's reader ------------------------------------------------------------
+
+    def deliver(self, frame_id: int, document: bytes) -> None:
+        """An event arrived; an operation whose reader lags too far behind is cancelled."""
+        inbox = self._inboxes.get(frame_id)
+        if inbox is None:
+            return
+        overflowed = inbox.overflowed
+        if not inbox.put(document) and not overflowed:
+            self.cancel(frame_id, "reader too slow")
+
+    def finish(self, frame_id: int, terminal: Terminal) -> None:
+        """An operation ended."""
+        inbox = self._inboxes.pop(frame_id, None)
+        if inbox is not None:
+            inbox.finish(terminal)
+            self._places.release()
+
+    def lose(self, error: ConnectionLost) -> None:
+        """The session ended under its operations: each of them ends with `error`."""
+        self._lost = error
+        for frame_id in list(self._inboxes):
+            self.finish(frame_id, error)

@@ -1,0 +1,52 @@
+"""What may start in a server: a bound on its operations, and identifiers that are unique in it."""
+
+import itertools
+
+from nnrp_sched.errors import ProfileError
+from nnrp_sched.profile import profile_error
+
+_SESSION_IDS = 2**32 - 1
+
+
+class Admission:
+    """The live operations of one server by engine request id, and its next session id."""
+
+    def __init__(self, max_operations: int) -> None:
+        self.draining = False
+        """Set once the server goes down: no session and no operation starts any more."""
+        self._max_operations = max_operations
+        self._live: set[str] = set()
+        self._renamed = itertools.count(1)
+        self._sessions = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def next_session_id(self) -> int:
+        """A session id this server did not use before, 1 to 2**32 - 1.
+
+        Unique in the server, not only on the connection, because peers exist that mix up recycled
+        ids (interop notes, bug 6).
+        """
+        return next(self._sessions) % _SESSION_IDS + 1
+
+    def admit(self, wished: str) -> str | ProfileError:
+        """Take a place: the request id to use, or the error the peer gets.
+
+        The id is the wished one unless that is in use: a client's `request_id` is a label and need
+        not be unique (wire digest 6, 40); the engine's handle must be.
+        """
+        if len(self._live) >= self._max_operations:
+            return profile_error(
+                "adapter_operation_limit",
+                f"this server runs {self._max_operations} operations at once; retry later",
+            )
+        request_id = wished
+        while request_id in self._live:
+            request_id = f"{wished}-{next(self._renamed)}"
+        self._live.add(request_id)
+        return request_id
+
+    def release(self, request_id: str) -> None:
+        """Give the place back."""
+        self._live.discard(request_id)

@@ -1,0 +1,46 @@
+"""One frame's way back to its peer."""
+
+from nnrp_sched.errors import ConnectionLost
+from nnrp_sched.transport import Outbox
+from nnrp_sched.wire import DropReason, ServerConnection
+
+
+class FrameChannel:
+    """Turns an operation's events into packets of its frame."""
+
+    __slots__ = ("_frame_id", "_outbox", "_session_id", "_wire")
+
+    def __init__(
+        self, wire: ServerConnection, outbox: Outbox, session_id: int, frame_id: int
+    ) -> None:
+        self._wire = wire
+        self._outbox = outbox
+        self._session_id = session_id
+        self._frame_id = frame_id
+
+    async def send_partial(self, document: bytes) -> None:
+        """Send one event as PARTIAL_RESULT; waits while the peer's queue is full.
+
+        Raises `ConnectionLost` once the connection has ended.
+        """
+        if self._wire.closed:
+            raise ConnectionLost("the connection ended before this event")
+        await self._outbox.put(
+            self._wire.partial_result(self._session_id, self._frame_id, document)
+        )
+
+    def send_terminal(self, document: bytes, status_code: int) -> None:
+        """Send the terminal document as RESULT_PUSH."""
+        if not self._wire.closed:
+            self._outbox.put_now(
+                self._wire.push_result(
+                    self._session_id, self._frame_id, document, status_code=status_code
+                )
+            )
+
+    def send_drop(self, reason: DropReason, diagnostic: str) -> None:
+        """End the operation with RESULT_DROP_REASON."""
+        if not self._wire.closed:
+            self._outbox.put_now(
+                self._wire.drop_result(self._session_id, self._frame_id, reason, diagnostic)
+            )

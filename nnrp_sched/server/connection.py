@@ -1,0 +1,271 @@
+"""One connection: bytes to wire events, wire events to operations, and the way back."""
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from nnrp_sched.engine.port import Engine
+from nnrp_sched.errors import ProfileError
+from nnrp_sched.profile import encode_event, error_document, parse_envelope, profile_error
+from nnrp_sched.server import control
+from nnrp_sched.server.admission import Admission
+from nnrp_sched.server.channel import FrameChannel
+from nnrp_sched.server.ending import Ending
+from nnrp_sched.server.limits import ServerLimits
+from nnrp_sched.server.operation import Operation
+from nnrp_sched.server.session import Session
+from nnrp_sched.transport import Carrier, Outbox
+from nnrp_sched.wire import (
+    CancelReceived,
+    ConnectionCloseReceived,
+    ConnectionFailed,
+    ControlReceived,
+    HelloReceived,
+    InFlightPolicy,
+    ErrorCode,
+    DropReason,
+    Limits,
+    MessageType,
+    Reply,
+    ServerConnection,
+    SessionCloseReceived,
+    SessionErrorCode,
+    SessionFailed,
+    SessionOpenReceived,
+    SubmitReceived,
+)
+
+logger = logging.getLogger(__name__)
+
+OPERATIONS = frozenset({"chat.completions.create"})
+"""Level 1 of the profile (seed 003, section 4)."""
+
+_REFUSED = frozenset(
+    {
+        MessageType.PRIORITY_UPDATE,
+        MessageType.DEADLINE,
+        MessageType.EXPIRE_AT,
+        MessageType.SUPERSEDE,
+        MessageType.BUDGET_UPDATE,
+        MessageType.CAPABILITY_NEGOTIATION,
+        MessageType.SESSION_PATCH,
+    }
+)
+"""Requests for something this server does not offer; every other control message is advice and is
+taken without an answer."""
+
+_ENDINGS = {
+    MessageType.CANCEL: Ending.CANCEL,
+    MessageType.FRAME_CANCEL: Ending.CANCEL,
+    MessageType.ABORT: Ending.ABORT,
+}
+
+
+class Connection:
+    """Serves one peer until it leaves, breaks the protocol or the server closes it."""
+
+    def __init__(
+        self, carrier: Carrier, engine: Engine, admission: Admission, limits: ServerLimits
+    ) -> None:
+        self._carrier = carrier
+        self._engine = engine
+        self._admission = admission
+        self._limits = limits
+        self._outbox = Outbox(carrier, limit=limits.send_queue_bytes)
+        self._wire = ServerConnection(
+            Limits(
+                max_packet_bytes=limits.max_packet_bytes,
+                max_sessions=limits.max_sessions,
+                max_in_flight=limits.max_in_flight,
+            )
+        )
+        self._sessions: dict[int, Session] = {}
+        self._hello_scope = anyio.CancelScope()
+        self._reading = anyio.CancelScope()
+        self._tasks: TaskGroup | None = None
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            Reply: self._on_reply,
+            HelloReceived: self._on_hello,
+            SessionOpenReceived: self._on_session_open,
+            SubmitReceived: self._on_submit,
+            CancelReceived: self._on_cancel,
+            ControlReceived: self._on_control,
+            SessionCloseReceived: self._on_session_close,
+            SessionFailed: self._on_session_failed,
+            ConnectionCloseReceived: self._on_end,
+            ConnectionFailed: self._on_end,
+        }
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until the end; whatever still runs then is aborted in the engine."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            tasks.start_soon(self._outbox.run)
+            try:
+                with self._reading:
+                    await self._read()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._end_operations(Ending.LOST)
+                    with anyio.move_on_after(1):
+                        await self._outbox.flush()
+                    self._outbox.close()
+                    await self._carrier.aclose()
+                tasks.cancel_scope.cancel()
+
+    async def drain(self, seconds: float) -> None:
+        """Let running operations finish for up to `seconds`, end the rest, close the connection."""
+        with anyio.move_on_after(seconds):
+            await self._wait_idle()
+        await self._end_operations(Ending.SHUTDOWN)
+        if not self._wire.closed:
+            self._outbox.put_now(self._wire.close("server_shutdown"))
+        self._reading.cancel()
+
+    async def _end_operations(self, ending: Ending) -> None:
+        for session in self._sessions.values():
+            session.stop_all(ending)
+        # Every operation bounds its own abort; one more second covers the tasks around it.
+        with anyio.move_on_after(self._limits.abort_seconds + 1):
+            await self._wait_idle()
+
+    async def _wait_idle(self) -> None:
+        for session in list(self._sessions.values()):
+            await session.wait_idle(math.inf)
+
+    async def _read(self) -> None:
+        with anyio.move_on_after(self._limits.hello_seconds) as self._hello_scope:
+            while not self._wire.closed:
+                data = await self._carrier.receive()
+                for event in self._wire.receive(data) if data else self._wire.receive_end():
+                    self._handlers[type(event)](event)
+                if not data:
+                    return
+                # A peer that sends and never reads would grow the queue with our replies.
+                await self._outbox.wait_below(2 * self._limits.send_queue_bytes)
+        if self._hello_scope.cancelled_caught:
+            self._outbox.put_now(self._wire.close("no CLIENT_HELLO arrived in time"))
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def _on_reply(self, event: Reply) -> None:
+        self._outbox.put_now(event.data)
+
+    def _on_hello(self, _event: HelloReceived) -> None:
+        self._hello_scope.deadline = math.inf
+
+    def _on_session_open(self, event: SessionOpenReceived) -> None:
+        if self._admission.draining:
+            reply = self._wire.reject_session(event, SessionErrorCode.LIMIT, "the server shuts down")
+        else:
+            session_id = self._admission.next_session_id()
+            reply = self._wire.accept_session(
+                event,
+                session_id,
+                max_in_flight=self._limits.max_in_flight,
+                operation_credit=self._limits.max_in_flight,
+            )
+            self._sessions[session_id] = Session(session_id)
+        self._outbox.put_now(reply)
+
+    def _on_submit(self, event: SubmitReceived) -> None:
+        session = self._sessions[event.session_id]
+        channel = FrameChannel(self._wire, self._outbox, event.session_id, event.frame_id)
+        if self._admission.draining or session.closing:
+            channel.send_drop(DropReason.TRANSPORT_CLOSED, "server_shutdown")
+            return
+        refused = self._admit(session, event, channel)
+        if refused is not None:
+            channel.send_terminal(encode_event(error_document(refused)), refused.status)
+
+    def _admit(
+        self, session: Session, event: SubmitReceived, channel: FrameChannel
+    ) -> ProfileError | None:
+        """Start the operation of a submit, or say why not."""
+        if event.fault is not None:
+            return profile_error(event.fault.code, event.fault.message)
+        if control.is_control(event.document):
+            answer = control.answer(event.document, self._engine)
+            if isinstance(answer, bytes):
+                channel.send_terminal(answer, 200)
+                return None
+            if answer is not None:
+                return answer
+        try:
+            envelope = parse_envelope(event.document, OPERATIONS)
+        except ProfileError as error:
+            return error
+        derived = f"nnrp-{event.operation_id}-{event.frame_id}"
+        request_id = self._admission.admit(envelope.request_id or derived)
+        if isinstance(request_id, ProfileError):
+            return request_id
+        operation = Operation(
+            request_id,
+            envelope,
+            self._engine,
+            channel,
+            abort_seconds=self._limits.abort_seconds,
+        )
+        session.add(event.frame_id, operation)
+        assert self._tasks is not None
+        self._tasks.start_soon(self._run_operation, session, event.frame_id, operation)
+        return None
+
+    async def _run_operation(self, session: Session, frame_id: int, operation: Operation) -> None:
+        try:
+            await operation.run()
+        finally:
+            session.remove(frame_id)
+            self._admission.release(operation.request_id)
+
+    def _on_cancel(self, event: CancelReceived) -> None:
+        operation = self._sessions[event.session_id].get(event.frame_id)
+        if operation is not None:
+            operation.stop(_ENDINGS[event.message_type])
+
+    def _on_control(self, event: ControlReceived) -> None:
+        if event.packet.message_type in _REFUSED:
+            name = MessageType(event.packet.message_type).name.lower()
+            self._outbox.put_now(
+                self._wire.recoverable_error(
+                    ErrorCode.UNSUPPORTED_CAPABILITY,
+                    f"{name}_unsupported",
+                    session_id=event.session_id,
+                    frame_id=event.frame_id,
+                )
+            )
+
+    def _on_session_close(self, event: SessionCloseReceived) -> None:
+        session = self._sessions[event.session_id]
+        session.closing = True
+        assert self._tasks is not None
+        self._tasks.start_soon(self._close_session, session, event)
+
+    async def _close_session(self, session: Session, event: SessionCloseReceived) -> None:
+        if event.close.in_flight_policy == InFlightPolicy.ABORT:
+            session.stop_all(Ending.SESSION)
+        else:
+            wished = event.close.drain_timeout_ms / 1000 or self._limits.drain_seconds
+            await session.wait_idle(min(wished, self._limits.drain_seconds))
+            session.stop_all(Ending.DRAIN)
+        await session.wait_idle(self._limits.abort_seconds + 1)
+        del self._sessions[session.session_id]
+        if not self._wire.closed:
+            self._wire.abandon_operations(session.session_id)
+            self._outbox.put_now(self._wire.acknowledge_session_close(session.session_id))
+
+    def _on_session_failed(self, event: SessionFailed) -> None:
+        session = self._sessions.get(event.session_id)
+        if session is not None:
+            session.closing = True
+            session.stop_all(Ending.SESSION)
+
+    def _on_end(self, event: ConnectionCloseReceived | ConnectionFailed) -> None:
+        if isinstance(event, ConnectionFailed):
+            logger.warning("connection over %s failed: %s", self._carrier.name, event.error)

@@ -1,0 +1,49 @@
+"""`nnrp-sched-control/1`: this project's own requests, on the same wire mapping as the profile.
+
+Level 1 of the profile never depends on them (design, decision 10).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from nnrp_sched.engine.port import Engine
+from nnrp_sched.errors import ProfileError
+from nnrp_sched.profile import (
+    CONTROL_SCHEMA,
+    Completed,
+    capability_document,
+    encode_event,
+    parse_control,
+)
+
+
+def capabilities(engine: Engine) -> dict[str, Any]:
+    """The capability document of what `engine` serves, as plain JSON values."""
+    description = engine.description
+    document = capability_document(description.models, tool_calls=description.tool_calls)
+    built: dict[str, Any] = msgspec.to_builtins(document)
+    return built
+
+
+OPERATIONS: dict[str, Callable[[Engine], dict[str, Any]]] = {"capabilities.get": capabilities}
+"""What can be asked, and what answers it."""
+
+_MARK = CONTROL_SCHEMA.encode()
+
+
+def is_control(document: bytes) -> bool:
+    """Whether a document may be a control request; a cheap look that never misses one."""
+    return _MARK in document
+
+
+def answer(document: bytes, engine: Engine) -> bytes | ProfileError | None:
+    """The terminal document for a control request; None when it is not one after all."""
+    try:
+        request = parse_control(document, frozenset(OPERATIONS))
+    except ProfileError as error:
+        return error
+    if request is None:
+        return None
+    return encode_event(Completed(body=OPERATIONS[request.operation](engine)))

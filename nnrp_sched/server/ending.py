@@ -1,0 +1,66 @@
+"""How an operation can be ended from outside, and what its peer is told.
+
+Pure data: wire digest 4.6 as a table.
+"""
+
+from enum import Enum
+
+from msgspec import Struct
+
+from nnrp_sched.wire import DropReason
+
+
+class Ending(Enum):
+    """Why an operation stops before its engine call is through."""
+
+    CANCEL = "cancel"
+    """CANCEL or FRAME_CANCEL from the peer."""
+    ABORT = "abort"
+    """ABORT from the peer."""
+    TIMEOUT = "timeout"
+    """`nnrp.timeout_ms` is over."""
+    SHUTDOWN = "shutdown"
+    """The server stops and the operation outlived the drain."""
+    DRAIN = "drain"
+    """The session closes and the operation outlived the drain time."""
+    SESSION = "session"
+    """The session ended: closed with the abort policy, or failed."""
+    LOST = "lost"
+    """The connection is gone."""
+
+
+class Cancelled(Struct, frozen=True):
+    """Ends in `response.cancelled`."""
+
+    reason: str
+
+
+class Dropped(Struct, frozen=True):
+    """Ends in RESULT_DROP_REASON."""
+
+    reason: DropReason
+    diagnostic: str
+
+
+class Failed(Struct, frozen=True):
+    """Ends in `response.error` with a code of the profile."""
+
+    code: str
+    message: str
+
+
+class Silent(Struct, frozen=True):
+    """Ends without a message: there is no session left to carry one."""
+
+
+Terminal = Cancelled | Dropped | Failed | Silent
+
+TERMINALS: dict[Ending, Terminal] = {
+    Ending.CANCEL: Cancelled("peer_cancelled"),
+    Ending.ABORT: Dropped(DropReason.PEER_CANCELLED, "peer_abort"),
+    Ending.TIMEOUT: Failed("request_timeout", "the request outlived its nnrp.timeout_ms"),
+    Ending.SHUTDOWN: Dropped(DropReason.TRANSPORT_CLOSED, "server_shutdown"),
+    Ending.DRAIN: Dropped(DropReason.DEADLINE_EXPIRED, "session_drain_timeout"),
+    Ending.SESSION: Silent(),
+    Ending.LOST: Silent(),
+}

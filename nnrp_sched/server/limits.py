@@ -1,0 +1,25 @@
+"""Every bound of the server in one place."""
+
+from msgspec import Struct
+
+
+class ServerLimits(Struct, frozen=True):
+    """Bounds of one server. Sizes in bytes, times in seconds."""
+
+    max_packet_bytes: int = 64 * 1024 * 1024
+    """Largest packet taken from a peer; also announced as `max_body_bytes` (wire digest 1.1)."""
+    max_connections: int = 256
+    max_sessions: int = 64
+    """Sessions on one connection."""
+    max_in_flight: int = 1024
+    """Operations running at once in one session."""
+    max_operations: int = 4096
+    """Operations running at once in the whole server."""
+    send_queue_bytes: int = 8 * 1024 * 1024
+    """Bytes waiting for one connection's peer before its operations have to wait too."""
+    hello_seconds: float = 10.0
+    """How long a new connection may stay silent."""
+    abort_seconds: float = 5.0
+    """How long an engine may take to confirm an abort before the operation ends without it."""
+    drain_seconds: float = 30.0
+    """How long running operations get when a session or the server drains."""

@@ -1,0 +1,181 @@
+"""One operation: a submitted frame, its engine call and its single terminal.
+
+The operation owns one task. Whoever ends it early (`stop`) does so engine first: the abort goes to
+the engine, whatever events still come are not sent, and the terminal follows the engine's receipt
+(design, decision 5).
+"""
+
+import logging
+from contextlib import aclosing
+from typing import Protocol
+
+import anyio
+from anyio.abc import TaskGroup
+
+from nnrp_sched.engine.port import AbortReceipt, ChatCall, Engine
+from nnrp_sched.errors import BackendError, ConnectionLost, ProfileError, ProfileStreamError
+from nnrp_sched.profile import (
+    ChatMapper,
+    Completed,
+    Event,
+    RequestEnvelope,
+    backend_profile_error,
+    encode_event,
+    error_document,
+    profile_error,
+)
+from nnrp_sched.profile import Cancelled as CancelledEvent
+from nnrp_sched.server.ending import TERMINALS, Cancelled, Dropped, Ending, Failed, Silent
+from nnrp_sched.wire import DropReason
+
+logger = logging.getLogger(__name__)
+
+_STATUS_OK = 200
+_STATUS_CANCELLED = 499
+
+
+class OperationChannel(Protocol):
+    """How an operation talks to its peer; the connection binds it to a session and a frame."""
+
+    async def send_partial(self, document: bytes) -> None:
+        """Send one event; waits while the peer's queue is full."""
+        ...
+
+    def send_terminal(self, document: bytes, status_code: int) -> None:
+        """Send the terminal document."""
+        ...
+
+    def send_drop(self, reason: DropReason, diagnostic: str) -> None:
+        """End the operation with RESULT_DROP_REASON."""
+        ...
+
+
+class Operation:
+    """The life of one submitted frame, from its envelope to its terminal."""
+
+    def __init__(
+        self,
+        request_id: str,
+        envelope: RequestEnvelope,
+        engine: Engine,
+        channel: OperationChannel,
+        *,
+        abort_seconds: float,
+    ) -> None:
+        self.request_id = request_id
+        """The engine's handle: unique in this server while the operation runs."""
+        self.receipt: AbortReceipt | None = None
+        """What the engine said to the abort, once it was asked and has answered."""
+        self._envelope = envelope
+        self._engine = engine
+        self._channel = channel
+        self._abort_seconds = abort_seconds
+        self._ending: Ending | None = None
+        self._tasks: TaskGroup | None = None
+        self._call_scope = anyio.CancelScope()
+        self._abort_done: anyio.Event | None = None
+
+    def stop(self, ending: Ending) -> None:
+        """End the operation; the first reason wins, and a finished operation ignores it."""
+        if self._ending is not None:
+            return
+        self._ending = ending
+        if self._tasks is None:
+            self._call_scope.cancel()  # Not started: there is no call to abort.
+        else:
+            self._abort_done = anyio.Event()
+            self._tasks.start_soon(self._abort_call, self._abort_done)
+
+    async def run(self) -> None:
+        """Serve the request and send its terminal."""
+        mapper = ChatMapper()
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            if self._envelope.timeout_ms:
+                tasks.start_soon(self._expire, self._envelope.timeout_ms / 1000)
+            outcome = await self._call(mapper)
+            if self._abort_done is not None:
+                await self._abort_done.wait()
+            tasks.cancel_scope.cancel()
+        if self._ending is not None:
+            await self._finish_ended(self._ending, mapper)
+        elif isinstance(outcome, ProfileError):
+            await self._finish_failed(outcome, mapper)
+        elif outcome is not None:
+            self._channel.send_terminal(encode_event(outcome), _STATUS_OK)
+
+    async def _call(self, mapper: ChatMapper) -> Event | ProfileError | None:
+        """Make the engine call; the terminal event, the failure, or None when ended early."""
+        body = dict(self._envelope.body)
+        call = ChatCall(request_id=self.request_id, body=body)
+        with self._call_scope:
+            try:
+                if body.get("stream") is True:
+                    return await self._stream(call, mapper)
+                return Completed(body=await self._engine.complete(call))
+            except BackendError as error:
+                return backend_profile_error(error)
+            except ProfileStreamError as error:
+                return profile_error("tool_call_stream_invalid", str(error))
+            except ConnectionLost:
+                self._ending = self._ending or Ending.LOST
+            except Exception:
+                # The one boundary between the engine's code and ours: it must not take the
+                # connection down, and the peer gets a terminal whatever happened.
+                logger.exception("request %s failed inside the server", self.request_id)
+                return profile_error(
+                    "adapter_runtime_error", "the server failed while serving this request"
+                )
+        return None
+
+    async def _stream(self, call: ChatCall, mapper: ChatMapper) -> Event | None:
+        """Send the events of a streaming call; the terminal event, or None when ended early."""
+        async with aclosing(self._engine.stream(call)) as chunks:
+            async for chunk in chunks:
+                if not await self._send(mapper.chunk(chunk)):
+                    return None
+        *events, terminal = mapper.finish()
+        return terminal if await self._send(events) else None
+
+    async def _send(self, events: list[Event]) -> bool:
+        """Send events until the operation is ended; False once it is."""
+        for event in events:
+            if self._ending is not None:
+                return False
+            await self._channel.send_partial(encode_event(event))
+        return self._ending is None
+
+    async def _expire(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+        self.stop(Ending.TIMEOUT)
+
+    async def _abort_call(self, done: anyio.Event) -> None:
+        """Ask the engine to stop the call, then stop waiting for it."""
+        try:
+            with anyio.move_on_after(self._abort_seconds, shield=True) as limit:
+                self.receipt = await self._engine.abort(self.request_id)
+            if limit.cancelled_caught:
+                logger.warning("request %s: the engine did not confirm its abort", self.request_id)
+        except BackendError as error:
+            logger.warning("request %s: abort failed: %s", self.request_id, error)
+        finally:
+            self._call_scope.cancel()
+            done.set()
+
+    async def _finish_ended(self, ending: Ending, mapper: ChatMapper) -> None:
+        match TERMINALS[ending]:
+            case Cancelled(reason):
+                document = encode_event(CancelledEvent(reason=reason))
+                self._channel.send_terminal(document, _STATUS_CANCELLED)
+            case Dropped(reason, diagnostic):
+                self._channel.send_drop(reason, diagnostic)
+            case Failed(code, message):
+                await self._finish_failed(profile_error(code, message), mapper)
+            case Silent():
+                pass
+
+    async def _finish_failed(self, failure: ProfileError, mapper: ChatMapper) -> None:
+        """Close open tool calls, then send the error: exactly one terminal, after its events."""
+        for event in mapper.interrupt(failure.code, failure.message):
+            await self._channel.send_partial(encode_event(event))
+        self._channel.send_terminal(encode_event(error_document(failure)), failure.status)

@@ -1,0 +1,88 @@
+"""The server: listeners, connections and the way down."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
+from anyio.abc import TaskGroup
+
+from nnrp_sched.engine.port import Engine
+from nnrp_sched.server.admission import Admission
+from nnrp_sched.server.connection import Connection
+from nnrp_sched.server.limits import ServerLimits
+from nnrp_sched.transport import Carrier, Endpoint, Listener, listen
+
+
+class Server:
+    """Serves an engine to any number of NNRP connections."""
+
+    def __init__(self, engine: Engine, limits: ServerLimits | None = None) -> None:
+        self.engine = engine
+        self.limits = limits or ServerLimits()
+        self.admission = Admission(self.limits.max_operations)
+        self._connections: set[Connection] = set()
+        self._listeners: list[Listener] = []
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Where the server listens, with the ports it really got."""
+        return tuple(listener.endpoint for listener in self._listeners)
+
+    @property
+    def connections(self) -> int:
+        """Connections open now."""
+        return len(self._connections)
+
+    async def listen(self, endpoint: Endpoint, tasks: TaskGroup) -> None:
+        """Open one endpoint and serve it in `tasks`; raises `StartError` when it cannot be had."""
+        listener = await listen(endpoint)
+        self._listeners.append(listener)
+        tasks.start_soon(listener.serve, self.serve_carrier)
+
+    async def serve_carrier(self, carrier: Carrier) -> None:
+        """Serve one peer on a carrier that is already open."""
+        if len(self._connections) >= self.limits.max_connections or self.admission.draining:
+            await carrier.aclose()
+            return
+        connection = Connection(carrier, self.engine, self.admission, self.limits)
+        self._connections.add(connection)
+        try:
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+
+    async def drain(self, seconds: float | None = None) -> None:
+        """Stop admitting, let operations finish for up to `seconds`, then end the rest.
+
+        `seconds` defaults to the limits' drain time. Every client gets a terminal for each of its
+        operations and a CLOSE.
+        """
+        self.admission.draining = True
+        for listener in self._listeners:
+            await listener.aclose()
+        wait = self.limits.drain_seconds if seconds is None else seconds
+        async with anyio.create_task_group() as tasks:
+            for connection in list(self._connections):
+                tasks.start_soon(connection.drain, wait)
+
+
+@asynccontextmanager
+async def serve(
+    engine: Engine, endpoints: Sequence[Endpoint], limits: ServerLimits | None = None
+) -> AsyncGenerator[Server, None]:
+    """Serve `engine` on `endpoints` while the block runs.
+
+    Leaving the block ends what still runs at once; call `Server.drain` first to let it finish.
+    Raises `StartError` when an endpoint cannot be opened.
+    """
+    server = Server(engine, limits)
+    async with AsyncExitStack() as stack:
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        stack.callback(tasks.cancel_scope.cancel)
+        for endpoint in endpoints:
+            await server.listen(endpoint, tasks)
+        try:
+            yield server
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.drain(0)

@@ -1,0 +1,55 @@
+"""One session of a connection: the operations running in it and how it ends."""
+
+from collections.abc import ItemsView
+
+import anyio
+
+from nnrp_sched.server.ending import Ending
+from nnrp_sched.server.operation import Operation
+
+
+class Session:
+    """The live operations of one session, by frame id."""
+
+    def __init__(self, session_id: int) -> None:
+        self.session_id = session_id
+        self.closing = False
+        """Set once SESSION_CLOSE arrived: no operation starts any more."""
+        self._operations: dict[int, Operation] = {}
+        self._idle = anyio.Event()
+        self._idle.set()
+
+    def __len__(self) -> int:
+        return len(self._operations)
+
+    def items(self) -> ItemsView[int, Operation]:
+        """The live operations with their frame ids."""
+        return self._operations.items()
+
+    def get(self, frame_id: int) -> Operation | None:
+        """The live operation of a frame, if it has not ended."""
+        return self._operations.get(frame_id)
+
+    def add(self, frame_id: int, operation: Operation) -> None:
+        """Register an operation; it must be removed when its task ends."""
+        if not self._operations:
+            self._idle = anyio.Event()
+        self._operations[frame_id] = operation
+
+    def remove(self, frame_id: int) -> None:
+        """Forget an operation that has ended."""
+        self._operations.pop(frame_id, None)
+        if not self._operations:
+            self._idle.set()
+
+    def stop_all(self, ending: Ending) -> None:
+        """End every operation still running."""
+        for operation in list(self._operations.values()):
+            operation.stop(ending)
+
+    async def wait_idle(self, seconds: float) -> bool:
+        """Wait until no operation runs; False when that took longer than `seconds`."""
+        with anyio.move_on_after(seconds):
+            while self._operations:
+                await self._idle.wait()
+        return not self._operations
