@@ -1,15 +1,185 @@
-"""Puts the chat.completion together that a stream of chat.completion.chunk objects amounts to."""
+"""Puts the chat.completion together that a stream of chat.completion.chunk objects amounts to.
 
-from nnrp_sched.profile.events import JsonObject
+Merging is generic, so that what a later engine adds survives. What null means is "not said": it
+never overwrites. Beyond that:
+
+- of the chunk itself, the identity (id, created, model) is the first that came, anything else the
+  last: counts and metrics are totals, and prompt facts are repeated for each choice;
+- of a choice, lists grow (token ids, the lists within log probabilities), the rest is replaced;
+- of a delta, text and lists grow, and so do the tool calls, each by its own index.
+"""
+
+from typing import Any, Final
+
+from msgspec import Struct, field
+
+from nnrp_sched.profile.json_values import JsonObject, is_array, is_object, is_position
+
+_IDENTITY: Final = frozenset({"id", "object", "created", "model"})
+_NAMES: Final = frozenset({"role", "id", "type", "name", "format", "object"})
+"""Text members of a delta that name something: repeated, not continued."""
+
+
+def fallback_call_id(choice: int, tool: int) -> str:
+    """The id of a tool call that the engine gave none (adapter facts 5.4)."""
+    return f"call-{choice}-{tool}"
+
+
+class _ToolCall(Struct):
+    call_id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list[str])
+    function: JsonObject = field(default_factory=dict[str, Any])
+    fields: JsonObject = field(default_factory=dict[str, Any])
+
+    def add(self, entry: JsonObject) -> None:
+        call_id, function = entry.get("id"), entry.get("function")
+        if isinstance(call_id, str) and not self.call_id:
+            self.call_id = call_id
+        _merge(self.fields, entry, skip=("id", "index", "function"), grow_text=False)
+        if is_object(function):
+            name, arguments = function.get("name"), function.get("arguments")
+            if isinstance(name, str) and not self.name:
+                self.name = name
+            if isinstance(arguments, str):
+                self.arguments.append(arguments)
+            _merge(self.function, function, skip=("name", "arguments"), grow_text=False)
+
+    def document(self, choice: int, tool: int) -> JsonObject:
+        return {
+            "id": self.call_id or fallback_call_id(choice, tool),
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "arguments": "".join(self.arguments),
+                **self.function,
+            },
+            **self.fields,
+        }
+
+
+class _Choice(Struct):
+    content: list[str] = field(default_factory=list[str])
+    texts: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """Every other text of the delta: reasoning, refusal."""
+    message: JsonObject = field(default_factory=dict[str, Any])
+    tool_calls: dict[int, _ToolCall] = field(default_factory=dict[int, _ToolCall])
+    fields: JsonObject = field(default_factory=dict[str, Any])
+
+    def add_delta(self, delta: JsonObject) -> None:
+        for key, value in delta.items():
+            if isinstance(value, str) and key not in _NAMES:
+                pieces = self.content if key == "content" else self.texts.setdefault(key, [])
+                pieces.append(value)
+            elif key == "tool_calls" and is_array(value):
+                self._add_tool_calls(value)
+            else:
+                _merge_member(self.message, key, value, grow_text=True)
+
+    def _add_tool_calls(self, entries: list[object]) -> None:
+        for entry in entries:
+            # An entry that only has its index says nothing.
+            if is_object(entry) and len(entry) > 1:
+                index = entry.get("index")
+                if is_position(index):
+                    self.tool_calls.setdefault(index, _ToolCall()).add(entry)
+
+    def document(self, index: int) -> JsonObject:
+        texts = {key: text for key, pieces in self.texts.items() if (text := "".join(pieces))}
+        # vLLM's own non-streaming body says null for a message that has no text but has a call.
+        empty = None if self.tool_calls or texts else ""
+        message: JsonObject = {
+            "role": "assistant",
+            "content": "".join(self.content) or empty,
+            **self.message,
+            **texts,
+        }
+        if self.tool_calls:
+            message["tool_calls"] = [
+                call.document(index, tool) for tool, call in sorted(self.tool_calls.items())
+            ]
+        return {
+            "index": index,
+            "logprobs": None,
+            "finish_reason": None,
+            **self.fields,
+            "message": message,
+        }
 
 
 class ChatAssembly:
-    """Collects the chunks of one stream."""
+    """Collects the chunks of one stream. What is malformed in them is passed over."""
+
+    def __init__(self) -> None:
+        self._fields: JsonObject = {}
+        self._choices: dict[int, _Choice] = {}
 
     def add(self, chunk: JsonObject) -> None:
-        """Take the next chunk; it is neither changed nor kept."""
-        raise NotImplementedError
+        """Take the next chunk; it is not changed."""
+        for key, value in chunk.items():
+            if value is None or key == "choices":
+                continue
+            if key in _IDENTITY:
+                self._fields.setdefault(key, value)
+            else:
+                self._fields[key] = value
+        choices = chunk.get("choices")
+        for choice in choices if is_array(choices) else ():
+            if is_object(choice):
+                self._add_choice(choice)
+
+    def _add_choice(self, choice: JsonObject) -> None:
+        index, delta = choice.get("index"), choice.get("delta")
+        if not is_position(index):
+            return
+        state = self._choices.setdefault(index, _Choice())
+        _merge(state.fields, choice, skip=("index", "delta"), grow_text=False)
+        if is_object(delta):
+            state.add_delta(delta)
+
+    def add_text(self, index: int, text: str) -> None:
+        """Take a piece of text whose chunk has nothing else to tell, without the chunk."""
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = _Choice()
+        choice.content.append(text)
+
+    @property
+    def identified(self) -> bool:
+        """Whether every member of the stream's identity is known."""
+        return self._fields.keys() >= _IDENTITY
 
     def body(self) -> JsonObject:
         """The chat.completion of what was added so far."""
-        raise NotImplementedError
+        return {
+            **self._fields,
+            "object": "chat.completion",
+            "choices": [choice.document(index) for index, choice in sorted(self._choices.items())],
+        }
+
+
+def _merge(
+    target: JsonObject, source: JsonObject, *, skip: tuple[str, ...] = (), grow_text: bool
+) -> None:
+    for key, value in source.items():
+        if key not in skip:
+            _merge_member(target, key, value, grow_text=grow_text)
+
+
+def _merge_member(target: JsonObject, key: str, value: object, *, grow_text: bool) -> None:
+    # Containers in the target are always our own, so growing them leaves the chunks as they are.
+    known: object = target.get(key)
+    if value is None:
+        return
+    if is_array(value) and is_array(known):
+        known.extend(value)
+    elif is_array(value):
+        target[key] = list(value)
+    elif is_object(value):
+        members = known if is_object(known) else {}
+        _merge(members, value, grow_text=grow_text)
+        target[key] = members
+    elif grow_text and isinstance(known, str) and isinstance(value, str) and key not in _NAMES:
+        target[key] = known + value
+    else:
+        target[key] = value

@@ -4,16 +4,18 @@ Every event travels as one compact UTF-8 JSON object: non-terminal ones as a PAR
 terminal ones as the document of a RESULT_PUSH. Unknown fields of a known event are ignored.
 """
 
+import re
+import reprlib
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
 from nnrp_sched.errors import ProfileStreamError
+from nnrp_sched.profile.json_values import JsonObject, is_array, is_object
 
 Index = Annotated[int, Meta(ge=0)]
 Identity = Annotated[str, Meta(min_length=1)]
-JsonObject = dict[str, Any]
 
 # gc=False: an event holds plain JSON values, which cannot form cycles, and one is made per token.
 
@@ -186,13 +188,35 @@ _CLOSED_FAMILIES: Final = ("response.tool_call.", "response.output_text.")
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(KnownEvent)
 _object_decoder: Final = msgspec.json.Decoder(JsonObject)
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def encode_event(event: Event) -> bytes:
-    """Encode an event as the compact UTF-8 JSON that goes on the wire."""
-    if type(event) is Unknown:
-        return _encoder.encode({"type": event.type, **event.fields})
-    return _encoder.encode(event)
+    """Encode an event as the compact UTF-8 JSON that goes on the wire.
+
+    A lone surrogate, which UTF-8 cannot hold, becomes U+FFFD.
+    """
+    try:
+        if type(event) is Unknown:
+            return _encoder.encode({"type": event.type, **event.fields})
+        return _encoder.encode(event)
+    except UnicodeEncodeError:
+        # JSON escapes let an engine send half of a surrogate pair; that must not end an operation.
+        fields = msgspec.to_builtins(event)
+        if type(event) is Unknown:
+            fields = {"type": event.type, **event.fields}
+        return _encoder.encode(_without_surrogates(fields))
+
+
+def _without_surrogates(value: Any) -> Any:
+    # Each half is replaced by itself, so that pieces of text still add up to the whole.
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if is_object(value):
+        return {_without_surrogates(key): _without_surrogates(value[key]) for key in value}
+    if is_array(value):
+        return [_without_surrogates(member) for member in value]
+    return value
 
 
 def decode_event(document: bytes) -> Event:
@@ -208,5 +232,18 @@ def decode_event(document: bytes) -> Event:
 
 
 def _decode_unknown(document: bytes, fault: Exception) -> Unknown:
-    """Tell an event of a foreign type from a fault, the slow way."""
-    raise ProfileStreamError(f"not an event of openai-compatible/1: {fault}")
+    """Tell an event of an unknown type from a fault; only what did not decode comes here."""
+    try:
+        fields = _object_decoder.decode(document)
+    except msgspec.ValidationError as malformed:
+        raise ProfileStreamError(f"an event must be a JSON object: {malformed}") from fault
+    except (msgspec.DecodeError, RecursionError) as malformed:
+        raise ProfileStreamError(f"an event must be UTF-8 JSON: {malformed}") from fault
+    event_type = fields.pop("type", None)
+    if not isinstance(event_type, str) or not event_type:
+        raise ProfileStreamError("an event must have a `type` that is a non-empty string")
+    if event_type in _KNOWN_TYPES:
+        raise ProfileStreamError(f"malformed {event_type}: {fault}") from fault
+    if event_type.startswith(_CLOSED_FAMILIES):
+        raise ProfileStreamError(f"unknown event type {reprlib.repr(event_type)}") from fault
+    return Unknown(event_type, fields)
