@@ -146,6 +146,10 @@ class StartError(NnrpSchedError):
     exit_code = 3
 
 
+class EngineLost(NnrpSchedError):
+    """The engine died under a running server."""
+
+
 class UnsupportedVllm(NnrpSchedError):
     """The installed vLLM, or one of its seams, is not one the patch layer was written for."""
 

@@ -40,11 +40,19 @@ class Outcome(Struct, frozen=True):
     """Why, with status `cancelled` or `dropped`."""
 
 
+class Submission(Struct, frozen=True):
+    """An operation on the wire."""
+
+    frame_id: int
+    operation_id: int
+    inbox: Inbox
+
+
 class Operations(Protocol):
     """What a chat needs of its session."""
 
-    async def submit(self, document: bytes) -> tuple[int, Inbox]:
-        """Send the document, waiting for a free place; the frame id and where its events arrive."""
+    async def submit(self, document: bytes) -> Submission:
+        """Send the document as a new operation, waiting for a free place."""
         ...
 
     def cancel(self, frame_id: int, reason: str) -> None:
@@ -71,13 +79,17 @@ class Chat:
     def __init__(self, operations: Operations, document: bytes) -> None:
         self._operations = operations
         self._document = document
-        self._frame_id: int | None = None
-        self._inbox: Inbox | None = None
+        self._submission: Submission | None = None
         self._grammar = ToolCallGrammar()
         self._text: list[str] = []
         self._usage: dict[str, Any] | None = None
         self._outcome: Outcome | None = None
         self._failure: NnrpSchedError | None = None
+
+    @property
+    def operation_id(self) -> int | None:
+        """The operation's id on the wire, once submitted."""
+        return self._submission.operation_id if self._submission is not None else None
 
     @property
     def outcome(self) -> Outcome | None:
@@ -97,7 +109,7 @@ class Chat:
         `reason` travels as the CANCEL's diagnostic. A chat that has ended keeps its outcome; one
         that was never sent ends without being sent.
         """
-        if self._outcome is None and self._frame_id is None:
+        if self._outcome is None and self._submission is None:
             self._outcome = Outcome("cancelled", text="", reason="never submitted")
         elif self._outcome is None:
             self._send_cancel(reason)
@@ -116,10 +128,11 @@ class Chat:
         if self._outcome is not None:
             raise StopAsyncIteration
         try:
-            if self._inbox is None:
-                self._frame_id, self._inbox = await self._operations.submit(self._document)
-            item = await self._inbox.get()
-            event = self._take(item) if isinstance(item, bytes) else self._end(item)
+            if self._submission is None:
+                self._submission = await self._operations.submit(self._document)
+            inbox = self._submission.inbox
+            item = await inbox.get()
+            event = self._take(item) if isinstance(item, bytes) else self._end(item, inbox)
         except BaseException as error:
             self._send_cancel(type(error).__name__)
             if isinstance(error, NnrpSchedError):
@@ -150,14 +163,14 @@ class Chat:
 
     def __del__(self) -> None:
         """A forgotten chat is work nobody waits for."""
-        if self._frame_id is not None and self._inbox is not None and not self._inbox.finished:
-            self._operations.abandon(self._frame_id)
+        if self._submission is not None and not self._submission.inbox.finished:
+            self._operations.abandon(self._submission.frame_id)
 
     # --- events ---------------------------------------------------------------------------------
 
     def _send_cancel(self, reason: str) -> None:
-        if self._frame_id is not None and self._inbox is not None and not self._inbox.finished:
-            self._operations.cancel(self._frame_id, reason)
+        if self._submission is not None and not self._submission.inbox.finished:
+            self._operations.cancel(self._submission.frame_id, reason)
 
     def _take(self, document: bytes) -> Event:
         event = decode_event(document)
@@ -171,10 +184,9 @@ class Chat:
             raise ProfileStreamError(f"{type(event).__name__} arrived as a partial result")
         return event
 
-    def _end(self, terminal: Terminal) -> Event | None:
+    def _end(self, terminal: Terminal, inbox: Inbox) -> Event | None:
         """Set the outcome; the terminal document's event when there is one."""
-        assert self._inbox is not None
-        if self._inbox.overflowed:
+        if inbox.overflowed:
             raise ReaderTooSlow("events came faster than they were read; the chat was cancelled")
         text = "".join(self._text)
         match terminal:

@@ -8,9 +8,9 @@ from typing import Any
 
 import anyio
 
-from nnrp_sched.client.chat import Chat
+from nnrp_sched.client.chat import Chat, Submission
 from nnrp_sched.client.inbox import Inbox, Terminal
-from nnrp_sched.errors import ConnectionLost
+from nnrp_sched.errors import ConnectionLost, ProfileStreamError
 from nnrp_sched.profile import build_control, build_envelope
 from nnrp_sched.transport import Outbox
 from nnrp_sched.wire import CancelReason, ClientConnection
@@ -74,24 +74,36 @@ class Session:
         """A request of `nnrp-sched-control/1`, answered by one document."""
         return Chat(self, build_control(operation, dict(body or {})))
 
+    async def capabilities(self) -> dict[str, Any]:
+        """The server's capability document (seed 003, section 13).
+
+        Raises `ProfileStreamError` when the server has no `capabilities.get`.
+        """
+        outcome = await self.control("capabilities.get").result()
+        if outcome.body is None:
+            why = outcome.error.message if outcome.error is not None else outcome.status
+            raise ProfileStreamError(f"the server has no capability document to give: {why}")
+        return outcome.body
+
     # --- for chats ------------------------------------------------------------------------------
 
-    async def submit(self, document: bytes) -> tuple[int, Inbox]:
+    async def submit(self, document: bytes) -> Submission:
         """Send a document as a new operation, waiting for a free place."""
         await self._places.acquire()
         if self._lost is not None:
             self._places.release()
             raise self._lost
+        operation_id = next(self._operation_ids)
         try:
             frame_id, data = self._wire.submit(
-                self.session_id, document, operation_id=next(self._operation_ids)
+                self.session_id, document, operation_id=operation_id
             )
         except BaseException:
             self._places.release()
             raise
         inbox = self._inboxes[frame_id] = Inbox(_MAX_BUFFERED_EVENTS)
         self._outbox.put_now(data)
-        return frame_id, inbox
+        return Submission(frame_id, operation_id, inbox)
 
     def cancel(self, frame_id: int, reason: str) -> None:
         """Send CANCEL for a frame; one that has ended needs none."""

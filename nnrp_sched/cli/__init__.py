@@ -1,0 +1,78 @@
+"""The command line: one module a command, imported when it is used."""
+
+import sys
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from nnrp_sched import __version__
+from nnrp_sched.errors import NnrpSchedError
+
+COMMANDS: dict[str, str] = {
+    "run": "Start vLLM with an NNRP listener beside its HTTP server.",
+    "serve": "Serve the scripted engine: the same server without vLLM.",
+    "chat": "Send one chat to a server and print the answer.",
+    "capabilities": "Print a server's capability document.",
+    "doctor": "Check what is installed and say what to do about it.",
+    "demo": "Start vLLM with the embedded model and chat with it, several times at once.",
+    "model": "Prepare the embedded model.",
+}
+"""Every command with its line in `--help`; the module of the same name holds it."""
+
+
+class _LazyGroup(click.Group):
+    """Finds commands by name, so that `--help` does not import what it does not run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(f"nnrp_sched.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"auto_envvar_prefix": "NNRP_SCHED", "show_default": True},
+    epilog="Every flag can also be set by the variable NNRP_SCHED_<COMMAND>_<FLAG>. Exit codes: 0 ok, "
+    "1 a check failed, 2 usage, 3 could not start, 4 unsupported vLLM or seam, 5 peer "
+    "unreachable or lost.",
+)
+@click.version_option(__version__, prog_name="nnrp-sched")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="warning",
+    help="What is logged, on stderr.",
+)
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", help="How it is logged."
+)
+def root(log_level: str, log_format: str) -> None:
+    """Scheduler-centred NNRP/1 serving for vLLM."""
+    from nnrp_sched.cli.logs import configure_logging
+
+    configure_logging(log_level, log_format)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit with the code of its outcome."""
+    try:
+        result: Any = root.main(args=arguments, prog_name="nnrp-sched", standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except NnrpSchedError as error:
+        click.echo(f"nnrp-sched: {error}", err=True)
+        sys.exit(error.exit_code)
+    sys.exit(result if isinstance(result, int) else 0)

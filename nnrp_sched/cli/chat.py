@@ -1,0 +1,86 @@
+"""`nnrp-sched chat`: one chat, answered on stdout."""
+
+import json
+from functools import partial
+from typing import Any
+
+import anyio
+import click
+import msgspec
+
+from nnrp_sched.cli.serving import DEFAULT_LISTEN
+from nnrp_sched.client import Outcome, connect
+from nnrp_sched.profile import OutputTextDelta
+
+
+@click.command("chat")
+@click.argument("text")
+@click.option("--endpoint", default=DEFAULT_LISTEN, help="The server's address.")
+@click.option("--model", help="Model id; default: the first one the server has.")
+@click.option("--system", help="A system message before the text.")
+@click.option("--max-tokens", type=click.IntRange(1), default=256, help="Length of the answer.")
+@click.option("--temperature", type=float, default=0.0, help="0 gives the same answer every time.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), help="Limit in seconds."
+)
+@click.option("--stream/--no-stream", default=True, help="Print the answer as it comes.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole outcome as one JSON object.")
+def command(
+    text: str,
+    endpoint: str,
+    model: str | None,
+    system: str | None,
+    max_tokens: int,
+    temperature: float,
+    timeout_s: float | None,
+    stream: bool,
+    as_json: bool,
+) -> int:
+    """Send TEXT to a server and print the answer.
+
+    Exits with 1 when the server answers with an error.
+
+    \b
+    Example:
+      nnrp-sched chat "What is the capital of France?"
+    """
+    messages = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    body: dict[str, Any] = {
+        "messages": messages,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "stream": stream,
+    }
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    timeout_ms = max(1, round(timeout_s * 1000)) if timeout_s is not None else None
+    outcome = anyio.run(
+        partial(_chat, endpoint, body, model, timeout_ms=timeout_ms, echo=stream and not as_json)
+    )
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(outcome)))
+    elif not stream and outcome.status == "completed":
+        click.echo(outcome.text)
+    if outcome.status == "completed":
+        return 0
+    why = outcome.error.message if outcome.error is not None else outcome.reason
+    click.echo(f"nnrp-sched: the chat ended as {outcome.status}: {why}", err=True)
+    return 1
+
+
+async def _chat(
+    endpoint: str, body: dict[str, Any], model: str | None, *, timeout_ms: int | None, echo: bool
+) -> Outcome:
+    async with connect(endpoint) as connection, connection.session() as session:
+        if model is None:
+            capabilities = await session.capabilities()
+            model = str(capabilities["models"][0]["id"])
+        chat = session.chat({"model": model, **body}, timeout_ms=timeout_ms)
+        async for event in chat:
+            if echo and isinstance(event, OutputTextDelta) and event.index == 0:
+                click.echo(event.delta, nl=False)
+        if echo:
+            click.echo()
+        return await chat.result()

@@ -1,0 +1,50 @@
+"""`nnrp-sched serve`: the server on the scripted engine, without vLLM."""
+
+import sys
+from functools import partial
+
+import anyio
+import click
+
+from nnrp_sched.cli.options import limits_from, listen_option, max_in_flight_option
+from nnrp_sched.cli.serving import serve_until_stopped
+from nnrp_sched.engine.scripted import ScriptedEngine
+from nnrp_sched.transport import parse_endpoint
+
+
+@click.command("serve")
+@click.option(
+    "--engine",
+    type=click.Choice(["scripted"]),
+    default="scripted",
+    help="The engine to serve. `scripted` is deterministic and for protocol work; it is no model.",
+)
+@listen_option
+@max_in_flight_option
+def command(engine: str, listen: tuple[str, ...], max_in_flight: int) -> None:
+    """Serve the scripted engine: the same server without vLLM.
+
+    Prints one JSON line when ready.
+
+    \b
+    Example:
+      nnrp-sched serve --engine scripted --listen nnrp://127.0.0.1:0
+    """
+    endpoints = [parse_endpoint(text) for text in listen]
+    scripted = ScriptedEngine()
+    anyio.run(
+        partial(
+            serve_until_stopped,
+            scripted,
+            endpoints,
+            limits=limits_from(max_in_flight),
+            announcement={
+                "http": None,
+                "model": scripted.description.models[0],
+                "vllm": None,
+                "binding": None,
+                "patched": [],
+            },
+            stdout=sys.stdout,
+        )
+    )

@@ -1,0 +1,84 @@
+"""What `run` and `serve` share: listen, announce, and go down on a signal."""
+
+import json
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TextIO
+
+import anyio
+
+from nnrp_sched.engine.port import Engine
+from nnrp_sched.errors import EngineLost
+from nnrp_sched.server import Server, ServerLimits, serve
+from nnrp_sched.transport import Endpoint, background_tasks
+
+DEFAULT_LISTEN = "nnrp://127.0.0.1:7437"
+
+EngineFailed = Callable[[], Awaitable[str]]
+"""Waits until the engine is gone and tells why."""
+
+
+class _Stop:
+    """What the signals and the engine ask of the server."""
+
+    def __init__(self) -> None:
+        self.drain = anyio.Event()
+        self.abort = anyio.Event()
+        self.lost: str | None = None
+
+    async def on_signals(self) -> None:
+        """The first SIGTERM or SIGINT drains, the second aborts."""
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for _ in signals:
+                if self.drain.is_set():
+                    self.abort.set()
+                self.drain.set()
+
+    async def on_engine(self, engine_failed: EngineFailed) -> None:
+        """Without an engine nothing can be drained."""
+        self.lost = await engine_failed()
+        self.drain.set()
+        self.abort.set()
+
+
+async def serve_until_stopped(
+    engine: Engine,
+    endpoints: Sequence[Endpoint],
+    *,
+    limits: ServerLimits,
+    announcement: dict[str, Any],
+    stdout: TextIO,
+    engine_failed: EngineFailed | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT; the first one drains, a second one aborts.
+
+    Writes the readiness line, one JSON object, to `stdout`. Raises `StartError` when an endpoint
+    cannot be opened and `EngineLost` when the engine ends first.
+    """
+    stop = _Stop()
+    async with background_tasks() as tasks, serve(engine, endpoints, limits) as server:
+        tasks.start_soon(stop.on_signals)
+        if engine_failed is not None:
+            tasks.start_soon(stop.on_engine, engine_failed)
+        ready = {
+            "ready": True,
+            "endpoints": [str(endpoint) for endpoint in server.endpoints],
+            **announcement,
+        }
+        print(json.dumps(ready), file=stdout, flush=True)
+        await stop.drain.wait()
+        await _go_down(server, stop)
+    if stop.lost is not None:
+        raise EngineLost(f"the engine is gone: {stop.lost}")
+
+
+async def _go_down(server: Server, stop: _Stop) -> None:
+    async with anyio.create_task_group() as tasks:
+
+        async def abort() -> None:
+            await stop.abort.wait()
+            await server.drain(0)
+
+        tasks.start_soon(abort)
+        await server.drain()
+        tasks.cancel_scope.cancel()
