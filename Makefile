@@ -1,0 +1,32 @@
+# `make help` lists what can be done here.
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo run test lint bench
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## build .venv with the project, a CPU vLLM and the embedded model (again: a few seconds)
+	@$(PYTHON) tools/setup.py
+
+demo: setup ## a real model answers over NNRP: several chats at once, one of them cancelled
+	@$(BIN)/nnrp-sched demo $(ARGS)
+
+run: setup ## start vLLM with the embedded model, patched, with NNRP and HTTP (ARGS="…" adds flags)
+	@$(BIN)/nnrp-sched run --patch-vllm $(ARGS)
+
+test: setup ## run every test, the ones on the real engine included (ARGS="-k word" selects)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+lint: setup ## formatting, style, types and import rules
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/lint-imports
+	@$(BIN)/mypy
+	@$(BIN)/pyright --warnings
+
+bench: setup ## measure the wire and the mapper, comparing in one run
+	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
