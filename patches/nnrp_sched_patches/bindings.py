@@ -1,0 +1,181 @@
+"""Which vLLM families the patch layer knows, as data, and the choice among them.
+
+A family is chosen by version and confirmed by probes of the source; when the two disagree the layer
+refuses (design, decision 4). Adding a family or a hook is adding rows here and one body elsewhere.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+
+from msgspec import Struct
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from nnrp_sched.errors import UnsupportedVllm
+from nnrp_sched_patches.seam import Seam, SeamFault, SeamKind, verify
+from nnrp_sched_patches.version import InstalledVllm, installed_vllm
+
+_ASYNC_LLM = "vllm.v1.engine.async_llm"
+_ENGINE_CORE = "vllm.v1.engine.core"
+_SCHEDULER = "vllm.v1.core.sched.scheduler"
+
+
+class HookForm(StrEnum):
+    """How a hook sits in vLLM; `hook_forms` has one maker for each."""
+
+    ADDED = "added"
+    """A new method that vLLM's utility RPC reaches by name; its seam is `absent`."""
+    AFTER = "after"
+    """Runs when the method has returned, with the instance and the result; changes neither."""
+
+
+class Hook(Struct, frozen=True):
+    """One change the layer makes to vLLM."""
+
+    name: str
+    """As hooks.md names it, for receipts and status."""
+    form: HookForm
+    seam: Seam
+    body: str
+    """`module:function` of the hook's body, imported when the hook is installed."""
+
+
+class Family(Struct, frozen=True):
+    """A range of vLLM versions that one set of hooks fits."""
+
+    name: str
+    versions: str
+    """A version specifier."""
+    tested: tuple[str, ...]
+    """The versions of it that the tests run on a real engine: the anchors."""
+    probes: tuple[Seam, ...]
+    """What tells this family's source from its neighbours'."""
+    hooks: tuple[Hook, ...]
+    relied_on: tuple[Seam, ...]
+    """What the hooks' bodies use beyond the places they are installed in."""
+
+    @property
+    def seams(self) -> tuple[Seam, ...]:
+        """Everything that must be in the source before anything is touched."""
+        return (*self.probes, *(hook.seam for hook in self.hooks), *self.relied_on)
+
+
+class Binding(Struct, frozen=True):
+    """A family that was found to fit an installed vLLM."""
+
+    version: str
+    family: Family
+
+
+_HELLO_HOOKS = (
+    Hook(
+        name="F1",
+        form=HookForm.AFTER,
+        seam=Seam(_ASYNC_LLM, "AsyncLLM.__init__", SeamKind.FUNCTION, ("vllm_config",)),
+        body="nnrp_sched_patches.hello:register_engine",
+    ),
+    Hook(
+        name="E1.hello",
+        form=HookForm.ADDED,
+        seam=Seam(_ENGINE_CORE, "EngineCore.nnrp_hello", SeamKind.ABSENT),
+        body="nnrp_sched_patches.hello:engine_hello",
+    ),
+)
+
+_RELIED_ON = (
+    Seam(_ENGINE_CORE, "EngineCore", SeamKind.CLASS),
+    *(
+        Seam(_ENGINE_CORE, f"EngineCore.{name}", SeamKind.INSTANCE_ATTRIBUTE)
+        for name in ("vllm_config", "scheduler", "batch_queue_size", "step_fn")
+    ),
+    Seam(
+        _ENGINE_CORE,
+        "EngineCoreProc._handle_client_request",
+        SeamKind.FUNCTION,
+        ("request_type", "request"),
+    ),
+    Seam(
+        "vllm.v1.engine.core_client",
+        "AsyncMPClient.call_utility_async",
+        SeamKind.ASYNC_FUNCTION,
+        ("method",),
+    ),
+    Seam(_ASYNC_LLM, "AsyncLLM.engine_core", SeamKind.INSTANCE_ATTRIBUTE),
+    Seam(_ASYNC_LLM, "AsyncLLM.output_handler", SeamKind.INSTANCE_ATTRIBUTE),
+    Seam(_ASYNC_LLM, "AsyncLLM.errored", SeamKind.PROPERTY),
+    Seam(_SCHEDULER, "Scheduler", SeamKind.CLASS),
+)
+
+FAMILIES = (
+    Family(
+        name="0.31.x",
+        versions=">=0.31,<0.34",
+        tested=("0.32.0",),
+        probes=(
+            Seam(_SCHEDULER, "Scheduler._handle_blocked_waiting_request", SeamKind.FUNCTION),
+            Seam(_ASYNC_LLM, "AsyncLLM.add_request", SeamKind.ASYNC_FUNCTION, ("kv_hints",)),
+        ),
+        hooks=_HELLO_HOOKS,
+        relied_on=_RELIED_ON,
+    ),
+)
+
+
+def family_of(version: Version) -> Family | None:
+    """The family whose range a version lies in, judged by its base version."""
+    base = Version(version.base_version)
+    return next((family for family in FAMILIES if base in SpecifierSet(family.versions)), None)
+
+
+def anchors() -> str:
+    """The tested versions of all families, as text for diagnostics."""
+    tested = "; ".join(f"{family.name}: {', '.join(family.tested)}" for family in FAMILIES)
+    return f"tested on a real engine: {tested}"
+
+
+def faults(installed: InstalledVllm) -> tuple[Family | None, list[SeamFault]]:
+    """The family for an installed vLLM, and every seam of it that is not there.
+
+    For a version outside all families: None, and what the newest one misses in that source.
+    """
+    base = installed.base_version
+    family = None if base is None else family_of(base)
+    if family is None:
+        return None, verify(installed.root, FAMILIES[-1].probes)
+    return family, verify(installed.root, family.seams)
+
+
+def bind(installed: InstalledVllm) -> Binding:
+    """The binding for an installed vLLM; raises UnsupportedVllm naming what does not fit."""
+    family, missing = faults(installed)
+    stated = installed.version or "of unknown version"
+    if family is None:
+        ranges = ", ".join(f"{known.name} ({known.versions})" for known in FAMILIES)
+        lacking = f"; {FAMILIES[-1].name} misses there: {_listed(missing)}" if missing else ""
+        raise UnsupportedVllm(
+            f"vLLM {stated} in {installed.root} is none that the patch layer knows"
+            f" (families: {ranges}){lacking}; {anchors()}"
+        )
+    if missing:
+        raise UnsupportedVllm(
+            f"vLLM {stated} in {installed.root} does not have what family {family.name} needs:"
+            f" {_listed(missing)}; {anchors()}"
+        )
+    return Binding(version=stated, family=family)
+
+
+def bind_installed() -> Binding:
+    """The binding for the vLLM that `import vllm` would give; raises UnsupportedVllm."""
+    installed = installed_vllm()
+    if installed is None:
+        raise UnsupportedVllm(f"vLLM is not installed in this environment; {anchors()}")
+    return bind(installed)
+
+
+def source_faults(root: Path, family: Family) -> list[SeamFault]:
+    """Every seam of a family that an unpacked source lacks, whatever version that source states."""
+    return verify(root, family.seams)
+
+
+def _listed(missing: list[SeamFault]) -> str:
+    return "; ".join(str(fault) for fault in missing)

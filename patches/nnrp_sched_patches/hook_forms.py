@@ -1,0 +1,125 @@
+"""The forms a hook can take, one maker each. No form ever raises into vLLM.
+
+A maker gets the raw class slot (or `ABSENT`) and the body, and returns what to put in the slot. Its
+`Switch` turns the hook off for good, where the slot cannot be restored because another tool wrapped
+on top of it.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import wrapt
+
+from nnrp_sched_patches.bindings import HookForm
+
+_LOGGER = logging.getLogger(__name__)
+
+ABSENT: Final = object()
+"""Stands for a slot that the class itself does not have."""
+
+MAX_FAILURES = 10
+"""After so many failures of its body a hook turns itself off."""
+
+_MAX_DEPTH = 16
+
+
+class Switch:
+    """Whether one installed hook acts, and how often its body failed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.on = True
+        self.failures = 0
+
+    def __call__(self) -> bool:
+        """wrapt asks this before each call."""
+        return self.on
+
+    def revive(self) -> None:
+        """Act again, with a clean count."""
+        self.on = True
+        self.failures = 0
+
+    def failed(self, error: Exception) -> None:
+        """Count a failure of the body; told once, and the last allowed one turns the hook off."""
+        self.failures += 1
+        if self.failures == 1:
+            _LOGGER.error("the body of hook %s failed", self.name, exc_info=error)
+        if self.failures == MAX_FAILURES:
+            self.on = False
+            _LOGGER.error("hook %s failed %d times and is off now", self.name, self.failures)
+
+
+def make_added(_raw: Any, body: Callable[..., Any], switch: Switch) -> Any:
+    """A method for vLLM's utility RPC: one explicit parameter in, plain values out.
+
+    vLLM inspects the signature, so it is the body's own. An exception or a value that msgpack
+    refuses would kill the engine's output thread silently (hooks-verified.md, C3): both become
+    `{"error": ...}`.
+    """
+
+    @functools.wraps(body)
+    def method(self: Any, payload: dict[str, Any]) -> dict[str, Any]:
+        if not switch.on:
+            return {"error": f"hook {switch.name} is off"}
+        try:
+            reply = plain(body(self, payload))
+        except Exception as error:
+            switch.failed(error)
+            return {"error": f"{type(error).__name__}: {error}"}
+        return reply if isinstance(reply, dict) else {"result": reply}
+
+    return method
+
+
+def make_after(raw: Any, body: Callable[..., Any], switch: Switch) -> Any:
+    """Call `body(instance, result)` when the wrapped method has returned."""
+
+    def wrapper(
+        wrapped: Callable[..., Any],
+        instance: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        result = wrapped(*args, **kwargs)
+        try:
+            body(instance, result)
+        except Exception as error:
+            switch.failed(error)
+        return result
+
+    return wrapt.FunctionWrapper(raw, wrapper, enabled=switch)
+
+
+MAKERS: dict[HookForm, Callable[[Any, Callable[..., Any], Switch], Any]] = {
+    HookForm.ADDED: make_added,
+    HookForm.AFTER: make_after,
+}
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """A copy of `value` in builtins that msgpack encodes; anything else becomes its `repr`."""
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        # msgpack knows no wider integer, and the encoder would raise in the output thread.
+        fits = type(value) is not int or -(2**63) <= value < 2**64
+        return value if fits else str(value)
+    if depth >= _MAX_DEPTH:
+        return repr(value)
+    match value:
+        case dict():
+            items: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
+            return {
+                key if type(key) is str else str(key): plain(part, depth + 1)
+                for key, part in items.items()
+            }
+        case list() | tuple() | set() | frozenset():
+            parts: Any = value  # pyright: ignore[reportUnknownVariableType]
+            return [plain(part, depth + 1) for part in parts]
+        case bool() | int() | float() | str():
+            # Subclasses, enums among them: the value itself, without the class.
+            base = next(kind for kind in (int, float, str) if isinstance(value, kind))
+            return plain(base(value), depth + 1)
+        case _:
+            return repr(value)
