@@ -68,6 +68,8 @@ class _Choice(Struct):
 
     def add_delta(self, delta: JsonObject) -> None:
         for key, value in delta.items():
+            if value is None:
+                continue
             if isinstance(value, str) and key not in _NAMES:
                 pieces = self.content if key == "content" else self.texts.setdefault(key, [])
                 pieces.append(value)
@@ -82,7 +84,9 @@ class _Choice(Struct):
             if is_object(entry) and len(entry) > 1:
                 index = entry.get("index")
                 if is_position(index):
-                    self.tool_calls.setdefault(index, _ToolCall()).add(entry)
+                    if index not in self.tool_calls:
+                        self.tool_calls[index] = _ToolCall()
+                    self.tool_calls[index].add(entry)
 
     def document(self, index: int) -> JsonObject:
         texts = {key: text for key, pieces in self.texts.items() if (text := "".join(pieces))}
@@ -132,17 +136,20 @@ class ChatAssembly:
         index, delta = choice.get("index"), choice.get("delta")
         if not is_position(index):
             return
-        state = self._choices.setdefault(index, _Choice())
+        state = self._choice(index)
         _merge(state.fields, choice, skip=("index", "delta"), grow_text=False)
         if is_object(delta):
             state.add_delta(delta)
 
     def add_text(self, index: int, text: str) -> None:
         """Take a piece of text whose chunk has nothing else to tell, without the chunk."""
+        self._choice(index).content.append(text)
+
+    def _choice(self, index: int) -> _Choice:
         choice = self._choices.get(index)
         if choice is None:
             choice = self._choices[index] = _Choice()
-        choice.content.append(text)
+        return choice
 
     @property
     def identified(self) -> bool:
@@ -162,15 +169,13 @@ def _merge(
     target: JsonObject, source: JsonObject, *, skip: tuple[str, ...] = (), grow_text: bool
 ) -> None:
     for key, value in source.items():
-        if key not in skip:
+        if value is not None and key not in skip:
             _merge_member(target, key, value, grow_text=grow_text)
 
 
 def _merge_member(target: JsonObject, key: str, value: object, *, grow_text: bool) -> None:
     # Containers in the target are always our own, so growing them leaves the chunks as they are.
     known: object = target.get(key)
-    if value is None:
-        return
     if is_array(value) and is_array(known):
         known.extend(value)
     elif is_array(value):

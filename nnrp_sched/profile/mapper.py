@@ -26,7 +26,6 @@ _PLAIN_CHOICE: Final = frozenset({"index", "delta", "finish_reason", "stop_reaso
 _PLAIN_DELTA: Final = frozenset({"role", "content", "tool_calls"})
 _PLAIN_TOOL_CALL: Final = frozenset({"index", "id", "type", "function"})
 _PLAIN_FUNCTION: Final = frozenset({"name", "arguments"})
-_SAYS_NOTHING: Final = (None, "")
 
 
 class ChatMapper:
@@ -163,6 +162,8 @@ def _says_more(chunk: JsonObject, choices: list[JsonObject]) -> bool:
 
 
 def _has_more(members: JsonObject, plain: frozenset[str]) -> bool:
-    return any(
-        value is not None and value != "" for key, value in members.items() if key not in plain
-    )
+    for key, value in members.items():
+        # Null and the empty text say nothing.
+        if value is not None and key not in plain and value != "":
+            return True
+    return False
