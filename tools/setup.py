@@ -95,7 +95,12 @@ def install_torch() -> None:
         pip(f"installing {TORCH} (200 MB)", TORCH)
     except SetupError:
         say("  the configured index has no CPU build of torch; trying PyTorch's own CPU index")
-        pip(f"installing {TORCH} from {TORCH_CPU_INDEX}", "--extra-index-url", TORCH_CPU_INDEX, TORCH)
+        pip(
+            f"installing {TORCH} from {TORCH_CPU_INDEX}",
+            "--extra-index-url",
+            TORCH_CPU_INDEX,
+            TORCH,
+        )
 
 
 def fingerprint() -> str:

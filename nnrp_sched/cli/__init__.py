@@ -42,9 +42,9 @@ class _LazyGroup(click.Group):
 @click.group(
     cls=_LazyGroup,
     context_settings={"auto_envvar_prefix": "NNRP_SCHED", "show_default": True},
-    epilog="Every flag can also be set by the variable NNRP_SCHED_<COMMAND>_<FLAG>. Exit codes: 0 ok, "
-    "1 a check failed, 2 usage, 3 could not start, 4 unsupported vLLM or seam, 5 peer "
-    "unreachable or lost.",
+    epilog="Every flag can also be set by the variable NNRP_SCHED_<COMMAND>_<FLAG>. Exit codes: "
+    "0 ok, 1 a check failed, 2 usage, 3 could not start, 4 unsupported vLLM or seam, "
+    "5 peer unreachable or lost.",
 )
 @click.version_option(__version__, prog_name="nnrp-sched")
 @click.option(

@@ -12,7 +12,7 @@ from nnrp_sched.client import connect
 
 @click.command("capabilities")
 @click.argument("endpoint", default=DEFAULT_LISTEN)
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of an indented one.")
+@click.option("--json", "as_json", is_flag=True, help="Print it on one line.")
 def command(endpoint: str, as_json: bool) -> None:
     """Print the capability document of the server at ENDPOINT (seed 003, section 13)."""
     document = anyio.run(_fetch, endpoint)

@@ -2,7 +2,8 @@
 
 ```python
 async with connect("nnrp://127.0.0.1:7437") as connection, connection.session() as session:
-    chat = session.chat({"model": "m", "messages": [{"role": "user", "content": "Hi"}]}, stream=True)
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    chat = session.chat(body, stream=True)
     async for event in chat:
         print(event)
     print(chat.outcome)

@@ -183,9 +183,7 @@ class Connection:
     def _on_session_open(self, event: SessionOpened) -> None:
         ack = event.ack
         granted = min(ack.max_in_flight, ack.granted_operation_credit or ack.max_in_flight)
-        session = Session(
-            self._wire, self._outbox, event.session_id, max_in_flight=max(1, granted)
-        )
+        session = Session(self._wire, self._outbox, event.session_id, max_in_flight=max(1, granted))
         self._sessions[event.session_id] = session
         self._openings.popleft().set(event)
 

@@ -95,9 +95,7 @@ class Session:
             raise self._lost
         operation_id = next(self._operation_ids)
         try:
-            frame_id, data = self._wire.submit(
-                self.session_id, document, operation_id=operation_id
-            )
+            frame_id, data = self._wire.submit(self.session_id, document, operation_id=operation_id)
         except BaseException:
             self._places.release()
             raise

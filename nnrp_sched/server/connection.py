@@ -24,10 +24,10 @@ from nnrp_sched.wire import (
     ConnectionCloseReceived,
     ConnectionFailed,
     ControlReceived,
+    DropReason,
+    ErrorCode,
     HelloReceived,
     InFlightPolicy,
-    ErrorCode,
-    DropReason,
     Limits,
     MessageType,
     Reply,
@@ -162,7 +162,10 @@ class Connection:
 
     def _on_session_open(self, event: SessionOpenReceived) -> None:
         if self._admission.draining:
-            reply = self._wire.reject_session(event, SessionErrorCode.LIMIT, "the server shuts down")
+            code = SessionErrorCode.LIMIT_REACHED
+            reply = self._wire.reject_session(event, code, "the server shuts down")
+                event, SessionErrorCode.LIMIT_REACHED, "the server shuts down"
+            )
         else:
             session_id = self._admission.next_session_id()
             reply = self._wire.accept_session(

@@ -64,3 +64,6 @@ TERMINALS: dict[Ending, Terminal] = {
     Ending.SESSION: Silent(),
     Ending.LOST: Silent(),
 }
+
+OVERRIDING = frozenset({Ending.SESSION, Ending.LOST})
+"""Endings that take away what would have carried another ending's message."""

@@ -14,6 +14,7 @@ from anyio.abc import TaskGroup
 
 from nnrp_sched.engine.port import AbortReceipt, ChatCall, Engine
 from nnrp_sched.errors import BackendError, ConnectionLost, ProfileError, ProfileStreamError
+from nnrp_sched.profile import Cancelled as CancelledEvent
 from nnrp_sched.profile import (
     ChatMapper,
     Completed,
@@ -24,11 +25,21 @@ from nnrp_sched.profile import (
     error_document,
     profile_error,
 )
-from nnrp_sched.profile import Cancelled as CancelledEvent
-from nnrp_sched.server.ending import TERMINALS, Cancelled, Dropped, Ending, Failed, Silent
+from nnrp_sched.server.ending import (
+    OVERRIDING,
+    TERMINALS,
+    Cancelled,
+    Dropped,
+    Ending,
+    Failed,
+    Silent,
+)
 from nnrp_sched.wire import DropReason
 
 logger = logging.getLogger(__name__)
+
+Verdict = Completed | ProfileError | Cancelled | Dropped | Silent
+"""What ends an operation; a `Failed` ending has become its `ProfileError`."""
 
 _STATUS_OK = 200
 _STATUS_CANCELLED = 499
@@ -71,20 +82,24 @@ class Operation:
         self._channel = channel
         self._abort_seconds = abort_seconds
         self._ending: Ending | None = None
+        self._muted = False
+        """Set by ABORT: no event may follow it, not even those that close tool calls."""
         self._tasks: TaskGroup | None = None
         self._call_scope = anyio.CancelScope()
         self._abort_done: anyio.Event | None = None
 
     def stop(self, ending: Ending) -> None:
-        """End the operation; the first reason wins, and a finished operation ignores it."""
-        if self._ending is not None:
-            return
-        self._ending = ending
-        if self._tasks is None:
-            self._call_scope.cancel()  # Not started: there is no call to abort.
-        else:
+        """End the operation. The first reason counts, unless the session goes away under it."""
+        first = self._ending is None
+        if first or ending in OVERRIDING:
+            self._ending = ending
+        if ending is Ending.ABORT:
+            self._muted = True
+        if first and self._tasks is not None:
             self._abort_done = anyio.Event()
             self._tasks.start_soon(self._abort_call, self._abort_done)
+        elif first:
+            self._call_scope.cancel()  # No call is running: nothing to tell the engine.
 
     async def run(self) -> None:
         """Serve the request and send its terminal."""
@@ -96,16 +111,12 @@ class Operation:
             outcome = await self._call(mapper)
             if self._abort_done is not None:
                 await self._abort_done.wait()
+            self._tasks = None
             tasks.cancel_scope.cancel()
-        if self._ending is not None:
-            await self._finish_ended(self._ending, mapper)
-        elif isinstance(outcome, ProfileError):
-            await self._finish_failed(outcome, mapper)
-        elif outcome is not None:
-            self._channel.send_terminal(encode_event(outcome), _STATUS_OK)
+        await self._finish(outcome, mapper)
 
-    async def _call(self, mapper: ChatMapper) -> Event | ProfileError | None:
-        """Make the engine call; the terminal event, the failure, or None when ended early."""
+    async def _call(self, mapper: ChatMapper) -> Verdict:
+        """Make the engine call: its completion, its failure, or nothing when ended early."""
         body = dict(self._envelope.body)
         call = ChatCall(request_id=self.request_id, body=body)
         with self._call_scope:
@@ -118,7 +129,7 @@ class Operation:
             except ProfileStreamError as error:
                 return profile_error("tool_call_stream_invalid", str(error))
             except ConnectionLost:
-                self._ending = self._ending or Ending.LOST
+                self._ending = Ending.LOST
             except Exception:
                 # The one boundary between the engine's code and ours: it must not take the
                 # connection down, and the peer gets a terminal whatever happened.
@@ -126,16 +137,17 @@ class Operation:
                 return profile_error(
                     "adapter_runtime_error", "the server failed while serving this request"
                 )
-        return None
+        return Silent()
 
-    async def _stream(self, call: ChatCall, mapper: ChatMapper) -> Event | None:
-        """Send the events of a streaming call; the terminal event, or None when ended early."""
+    async def _stream(self, call: ChatCall, mapper: ChatMapper) -> Verdict:
+        """Send the events of a streaming call; its completion, or nothing when ended early."""
         async with aclosing(self._engine.stream(call)) as chunks:
             async for chunk in chunks:
                 if not await self._send(mapper.chunk(chunk)):
-                    return None
-        *events, terminal = mapper.finish()
-        return terminal if await self._send(events) else None
+                    return Silent()
+        *events, completed = mapper.finish()
+        assert isinstance(completed, Completed)
+        return completed if await self._send(events) else Silent()
 
     async def _send(self, events: list[Event]) -> bool:
         """Send events until the operation is ended; False once it is."""
@@ -162,20 +174,32 @@ class Operation:
             self._call_scope.cancel()
             done.set()
 
-    async def _finish_ended(self, ending: Ending, mapper: ChatMapper) -> None:
-        match TERMINALS[ending]:
+    async def _finish(self, outcome: Verdict, mapper: ChatMapper) -> None:
+        """Close the open tool calls of a failure, then send the one terminal."""
+        verdict = self._verdict(outcome)
+        if isinstance(verdict, ProfileError):
+            for event in mapper.interrupt(verdict.code, verdict.message):
+                if self._muted or self._ending in OVERRIDING:
+                    break
+                await self._channel.send_partial(encode_event(event))
+        match self._verdict(outcome):  # Again: the session may have gone away meanwhile.
+            case Completed() as completed:
+                self._channel.send_terminal(encode_event(completed), _STATUS_OK)
+            case ProfileError() as failure:
+                self._channel.send_terminal(encode_event(error_document(failure)), failure.status)
             case Cancelled(reason):
                 document = encode_event(CancelledEvent(reason=reason))
                 self._channel.send_terminal(document, _STATUS_CANCELLED)
             case Dropped(reason, diagnostic):
                 self._channel.send_drop(reason, diagnostic)
-            case Failed(code, message):
-                await self._finish_failed(profile_error(code, message), mapper)
             case Silent():
                 pass
 
-    async def _finish_failed(self, failure: ProfileError, mapper: ChatMapper) -> None:
-        """Close open tool calls, then send the error: exactly one terminal, after its events."""
-        for event in mapper.interrupt(failure.code, failure.message):
-            await self._channel.send_partial(encode_event(event))
-        self._channel.send_terminal(encode_event(error_document(failure)), failure.status)
+    def _verdict(self, outcome: Verdict) -> Verdict:
+        """What ends the operation: an ending from outside beats the outcome of the call."""
+        if self._ending is None:
+            return outcome
+        terminal = TERMINALS[self._ending]
+        if isinstance(terminal, Failed):
+            return profile_error(terminal.code, terminal.message)
+        return terminal
