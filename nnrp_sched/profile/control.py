@@ -58,6 +58,4 @@ def parse_control(document: bytes, operations: frozenset[str]) -> ControlRequest
 
 
 def _malformed(error: msgspec.ValidationError) -> ProfileError:
-    return profile_error(
-        "invalid_request_envelope", f"not a request of {CONTROL_SCHEMA}: {error}"
-    )
+    return profile_error("invalid_request_envelope", f"not a request of {CONTROL_SCHEMA}: {error}")

@@ -164,8 +164,6 @@ class Connection:
         if self._admission.draining:
             code = SessionErrorCode.LIMIT_REACHED
             reply = self._wire.reject_session(event, code, "the server shuts down")
-                event, SessionErrorCode.LIMIT_REACHED, "the server shuts down"
-            )
         else:
             session_id = self._admission.next_session_id()
             reply = self._wire.accept_session(

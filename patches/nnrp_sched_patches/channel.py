@@ -35,9 +35,7 @@ async def call_engine(
     death: asyncio.Task[None] | None = engine.output_handler
     racers: set[asyncio.Future[Any]] = {call} if death is None else {call, death}
     try:
-        done, _ = await asyncio.wait(
-            racers, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-        )
+        done, _ = await asyncio.wait(racers, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     finally:
         # A late reply to a cancelled call is swallowed by vLLM; its own table stays right.
         call.cancel()

@@ -61,9 +61,7 @@ SERVING: dict[str, tuple[Seam, ...]] = {
         ("request", "raw_request"),
     ),
     "ToolParserManager": _homes("ToolParserManager", SeamKind.CLASS, ("vllm.tool_parsers",)),
-    "ReasoningParserManager": _homes(
-        "ReasoningParserManager", SeamKind.CLASS, ("vllm.reasoning",)
-    ),
+    "ReasoningParserManager": _homes("ReasoningParserManager", SeamKind.CLASS, ("vllm.reasoning",)),
 }
 
 
