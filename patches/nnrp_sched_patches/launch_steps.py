@@ -1,0 +1,138 @@
+"""The steps of a launch, each over vLLM's own objects."""
+
+import asyncio
+import contextlib
+import io
+import logging
+import multiprocessing
+from collections.abc import AsyncGenerator, Generator
+from importlib import import_module
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from nnrp_sched.engine.port import EngineDescription
+from nnrp_sched.errors import NnrpSchedError, StartError
+from nnrp_sched_patches.bindings import Binding
+from nnrp_sched_patches.engine_errors import EngineErrors
+from nnrp_sched_patches.serving_seams import ServingObjects
+from nnrp_sched_patches.version import InstalledVllm
+from nnrp_sched_patches.vllm_engine import VllmEngine
+
+_LOGGER = logging.getLogger(__name__)
+
+_CHILDREN_WAIT_S = 20.0
+
+
+def parse_arguments(vllm: ServingObjects, arguments: list[str]) -> Any:
+    """vLLM's own parse of its command line; raises StartError with the parser's words."""
+    said = io.StringIO()
+    parser = vllm["make_arg_parser"](vllm["FlexibleArgumentParser"]())
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed = parser.parse_args(arguments)
+            vllm["validate_parsed_serve_args"](parsed)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        lines = said.getvalue().strip().splitlines() or ["no reason given"]
+        raise StartError(f"vLLM does not take these arguments: {lines[-1]}") from stop
+    if (getattr(parsed, "api_server_count", None) or 1) > 1:
+        raise StartError("one API server process serves NNRP: leave --api-server-count out")
+    # As vLLM's own server does before it builds the engine.
+    configure = getattr(import_module("vllm.logger"), "configure_logging_from_args", None)
+    if configure is not None:
+        configure(parsed)
+    if parsed.tool_parser_plugin:
+        vllm["ToolParserManager"].import_tool_parser(parsed.tool_parser_plugin)
+    if parsed.reasoning_parser_plugin:
+        vllm["ReasoningParserManager"].import_reasoning_parser(parsed.reasoning_parser_plugin)
+    return parsed
+
+
+def error_log(errors: EngineErrors, arguments: list[str]) -> dict[str, str]:
+    """The variables that make vLLM's processes log their errors where `errors` finds them."""
+    return errors.variables(import_module("vllm.logger").DEFAULT_LOGGING_CONFIG, tuple(arguments))
+
+
+async def chat_engine(
+    vllm: ServingObjects,
+    llm: Any,
+    parsed: Any,
+    tasks: Any,
+    *,
+    app: Any,
+    installed: InstalledVllm,
+    binding: Binding | None,
+) -> VllmEngine:
+    """The engine port over vLLM's serving objects, those of its HTTP app where there is one.
+
+    Raises StartError for a model that does not generate text.
+    """
+    state = import_module("starlette.datastructures").State() if app is None else app.state
+    await vllm["init_app_state"](llm, state, parsed, tasks)
+    chat = getattr(state, "openai_serving_chat", None)
+    if chat is None:
+        raise StartError(f"{parsed.model} does not serve chats: vLLM runs it for {', '.join(tasks)}")
+    models = state.openai_serving_models
+    names = [base.name for base in models.base_model_paths]
+    names += list(getattr(models, "lora_requests", {}))
+    description = EngineDescription(
+        family="vllm",
+        models=tuple(names),
+        tool_calls=bool(parsed.enable_auto_tool_choice and parsed.tool_call_parser),
+        version=installed.version,
+        binding=binding.family.name if binding else None,
+    )
+    return VllmEngine(llm, chat, vllm["ChatCompletionRequest"], description)
+
+
+@contextlib.contextmanager
+def start_failures(errors: EngineErrors) -> Generator[None, None, None]:
+    """Turn whatever stops vLLM's start into a StartError that names the reason."""
+    try:
+        yield
+    except NnrpSchedError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        logged = errors.last()
+        if logged is not None and logged not in reason:
+            reason = f"{logged} ({reason})"
+        raise StartError(f"vLLM did not start: {reason}") from error
+
+
+@contextlib.asynccontextmanager
+async def children_gone() -> AsyncGenerator[None, None]:
+    """On leaving, wait for the processes that were started inside to end.
+
+    vLLM returns from its shutdown while they still hold memory (hooks-verified.md 7).
+    """
+    before = set(multiprocessing.active_children())
+    try:
+        yield
+    finally:
+        ours = [child for child in multiprocessing.active_children() if child not in before]
+        with anyio.CancelScope(shield=True):
+            for child in ours:
+                await anyio.to_thread.run_sync(child.join, _CHILDREN_WAIT_S)
+        for child in ours:
+            if child.is_alive():
+                _LOGGER.warning("vLLM's process %s (pid %s) is still there", child.name, child.pid)
+
+
+@contextlib.asynccontextmanager
+async def watched(llm: Any, failed: anyio.Event) -> AsyncGenerator[None, None]:
+    """Set `failed` when the engine process dies: vLLM's output task ends then."""
+
+    async def watch() -> None:
+        await asyncio.wait({llm.output_handler})
+        failed.set()
+
+    # A plain task: a task group would wrap every error of the caller's block in a group.
+    task = asyncio.create_task(watch(), name="vLLM engine watch")
+    try:
+        yield
+    finally:
+        task.cancel()

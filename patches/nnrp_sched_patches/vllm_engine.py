@@ -1,0 +1,238 @@
+"""`Engine` over vLLM's own chat serving, called in this process (hooks.md 4, hooks-verified.md 7).
+
+vLLM parses the body, applies the template, parses tools and reasoning and words the chunks; nothing
+of that is done again here. The only keys of a body that change are `request_id` and `priority`.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.lowlevel import checkpoint
+
+from nnrp_sched.engine.port import AbortReceipt, ChatBody, ChatCall, EngineDescription
+from nnrp_sched.errors import BackendError
+from nnrp_sched_patches.backend_errors import (
+    from_error_object,
+    from_exception,
+    from_validation_error,
+)
+from nnrp_sched_patches.live_calls import LiveCall, LiveCalls, registration
+
+_LOGGER = logging.getLogger(__name__)
+
+_SSE_PREFIX = "data:"
+_SSE_END = "[DONE]"
+
+ABORTED_STATUS = 499
+"""Status of a call that was aborted before the engine had it: the client closed the request."""
+
+
+class VllmEngine:
+    """Serves chats through the `OpenAIServingChat` of an app state that `init_app_state` filled."""
+
+    def __init__(
+        self, engine: Any, chat: Any, request_class: Any, description: EngineDescription
+    ) -> None:
+        """`engine` is the AsyncLLM, `chat` vLLM's OpenAIServingChat over it.
+
+        `request_class` is vLLM's ChatCompletionRequest.
+        """
+        self._engine = engine
+        self._chat = chat
+        self._request_class = request_class
+        self._description = description
+        self._calls = LiveCalls()
+
+    @property
+    def description(self) -> EngineDescription:
+        """What this engine serves; constant while it runs."""
+        return self._description
+
+    @property
+    def async_llm(self) -> Any:
+        """vLLM's engine client, for the hello and the control plane."""
+        return self._engine
+
+    @property
+    def calls_in_flight(self) -> int:
+        """How many calls have not ended."""
+        return len(self._calls)
+
+    async def complete(self, call: ChatCall) -> ChatBody:
+        """Serve a call whose body does not stream; returns a chat.completion.
+
+        Raises BackendError. The answer to a call aborted while it ran is what was produced until
+        then, with the finish reason `abort`.
+        """
+        live = self._calls.open(call.request_id)
+        try:
+            answer: Any = None
+            with live.admission:
+                answer = await self._create(call, live)
+            _raise_if_aborted(live)
+            if not hasattr(answer, "model_dump_json"):
+                await answer.aclose()
+                raise _not_a_boolean()
+            # The bytes that vLLM's HTTP server would send, without the detour over its dict.
+            body: ChatBody = msgspec.json.decode(answer.model_dump_json())
+            return body
+        finally:
+            await self._end(live)
+
+    async def stream(self, call: ChatCall) -> AsyncGenerator[ChatBody, None]:
+        """Serve a streaming call; yields chat.completion.chunk objects in order.
+
+        Raises BackendError, by the first step of the iteration when vLLM refuses the body.
+        """
+        live = self._calls.open(call.request_id)
+        events: Any = None
+        try:
+            # A cancel scope must not be open across a yield, so the part before the first chunk
+            # stands apart from the loop.
+            event: str | None = None
+            with live.admission:
+                events = await self._create(call, live)
+                if hasattr(events, "model_dump_json"):
+                    raise _not_a_boolean()
+                event = await self._next(events)
+            _raise_if_aborted(live)
+            live.answering = True
+            while event is not None:
+                chunk = parse_event(event)
+                if chunk is None:
+                    return
+                yield chunk
+                event = await self._next(events)
+            raise BackendError("vLLM's stream ended without its end mark", status=500)
+        finally:
+            await self._end(live, events)
+
+    async def abort(self, request_id: str) -> AbortReceipt:
+        """Stop every call in flight with that id, over vLLM's public interface.
+
+        Never authoritative: the engine takes an abort without an answer. `state` is `admitting`
+        while vLLM's frontend does not have the request yet, `running` when tokens came from it, and
+        else `unknown`: waiting and prefilling look alike from here.
+        """
+        started = time.monotonic_ns()
+        receipt = AbortReceipt(
+            request_id=request_id,
+            state="unknown",
+            accepted=False,
+            authoritative=False,
+            tokens=None,
+            latency_ms=0.0,
+        )
+        for live in self._calls.of(request_id):
+            found = registration(self._engine, live.external_id)
+            if found is not None:
+                live.aborted = True
+                await self._engine.abort(found.handles, internal=True)
+                receipt = msgspec.structs.replace(
+                    receipt, state=found.state, accepted=True, tokens=found.tokens
+                )
+            elif live.answering:
+                receipt = msgspec.structs.replace(receipt, state="finished")
+            else:
+                live.aborted = True
+                live.admission.cancel()
+                receipt = msgspec.structs.replace(
+                    receipt, state="admitting", accepted=True, tokens=0
+                )
+        latency_ms = (time.monotonic_ns() - started) / 1e6
+        return msgspec.structs.replace(receipt, latency_ms=latency_ms)
+
+    async def _create(self, call: ChatCall, live: LiveCall) -> Any:
+        """vLLM's answer: a response object or its generator of server-sent events."""
+        body = {**call.body, "request_id": live.engine_id}
+        if call.priority:
+            body["priority"] = call.priority
+        request = self._request(body)
+        task = asyncio.current_task()
+        cancellations = task.cancelling() if task else 0
+        try:
+            answer = await self._chat.create_chat_completion(request, None)
+        except Exception as error:
+            raise from_exception(self._chat, error) from error
+        if task and task.cancelling() > cancellations:
+            # Some versions of vLLM answer a cancelled call with an error object instead of letting
+            # the cancellation through. A scope's cancellation is delivered again by a checkpoint, a
+            # task's own is not.
+            await checkpoint()
+            raise asyncio.CancelledError
+        error_object = getattr(answer, "error", None)
+        if error_object is not None:
+            raise from_error_object(error_object.model_dump())
+        return answer
+
+    async def _next(self, events: Any) -> str | None:
+        """The next server-sent event; None when vLLM's generator ended."""
+        try:
+            event: str | None = await anext(events, None)
+        except Exception as error:
+            raise from_exception(self._chat, error) from error
+        return event
+
+    def _request(self, body: ChatBody) -> Any:
+        try:
+            return self._request_class.model_validate(body)
+        except ValueError as error:
+            if hasattr(error, "errors"):
+                raise from_validation_error(error) from error
+            raise from_exception(self._chat, error) from error
+        except Exception as error:
+            # vLLM's validators meet bodies of any shape, and some of them trip over it.
+            raise from_exception(self._chat, error) from error
+
+    async def _end(self, live: LiveCall, events: Any = None) -> None:
+        """Leave nothing of a call behind, however it ended."""
+        try:
+            with anyio.CancelScope(shield=True):
+                if hasattr(events, "aclose"):
+                    await events.aclose()
+                # A call cancelled inside vLLM's admission stays registered there for ever
+                # (hooks-verified.md, 4), and one whose generator was only dropped until collected.
+                found = registration(self._engine, live.external_id)
+                if found is not None:
+                    await self._engine.abort(found.handles, internal=True)
+        except Exception:
+            # The call's own outcome is on its way up and must not be replaced by this.
+            _LOGGER.exception("vLLM request %s could not be released", live.external_id)
+        finally:
+            self._calls.close(live)
+
+
+def parse_event(event: str) -> ChatBody | None:
+    """The chunk of one server-sent event of vLLM; None for the end mark.
+
+    Raises BackendError for an error that vLLM reports inside its stream.
+    """
+    data = event.strip().removeprefix(_SSE_PREFIX).strip()
+    if data == _SSE_END:
+        return None
+    chunk: ChatBody = msgspec.json.decode(data)
+    error = chunk.get("error")
+    if error is not None:
+        raise from_error_object(error)
+    return chunk
+
+
+def _raise_if_aborted(live: LiveCall) -> None:
+    if live.admission.cancelled_caught:
+        raise BackendError(
+            "the request was aborted before the engine had it",
+            status=ABORTED_STATUS,
+            error_type="RequestAborted",
+        )
+
+
+def _not_a_boolean() -> BackendError:
+    # vLLM reads "true" and 1 as true where the caller, rightly, did not.
+    return BackendError(
+        "stream: must be true or false", status=400, error_type="Bad Request", parameter="stream"
+    )
