@@ -19,13 +19,19 @@ class Variable(Struct, frozen=True):
     meaning: str
 
 
-PATCH = Variable("NNRP_SCHED_PATCH", "", "`1` lets the plugin patch the vLLM process it is loaded in")
-CACHE = Variable("NNRP_SCHED_CACHE", "", "folder for the embedded model; default: the user's cache folder")
+PATCH = Variable(
+    "NNRP_SCHED_PATCH", "", "`1` lets the plugin patch the vLLM process it is loaded in"
+)
+PATCH_STRICT = Variable(
+    "NNRP_SCHED_PATCH_STRICT",
+    "",
+    "`1` makes a vLLM process that cannot be patched fail instead of staying unpatched",
+)
 ENGINE = Variable(
     "NNRP_SCHED_ENGINE", "required", "`absent` deselects the tests that need a real vLLM engine"
 )
 
-VARIABLES: tuple[Variable, ...] = (PATCH, CACHE, ENGINE)
+VARIABLES: tuple[Variable, ...] = (PATCH, PATCH_STRICT, ENGINE)
 """Every variable, in the order `doctor` prints them."""
 
 Source = Literal["environment", "default"]

@@ -100,6 +100,11 @@ class Connection:
             ConnectionFailed: self._on_end,
         }
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait for the peer to read."""
+        return self._outbox.waiting_bytes
+
     # --- life -----------------------------------------------------------------------------------
 
     async def run(self) -> None:

@@ -29,9 +29,9 @@ class Server:
         return tuple(listener.endpoint for listener in self._listeners)
 
     @property
-    def connections(self) -> int:
-        """Connections open now."""
-        return len(self._connections)
+    def connections(self) -> frozenset[Connection]:
+        """The connections open now."""
+        return frozenset(self._connections)
 
     async def listen(self, endpoint: Endpoint, tasks: TaskGroup) -> None:
         """Open one endpoint and serve it in `tasks`; raises `StartError` when it cannot be had."""

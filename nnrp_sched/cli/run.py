@@ -1,0 +1,133 @@
+"""`nnrp-sched run`: vLLM's API server and the NNRP listener in one process."""
+
+import os
+import signal
+import sys
+from functools import partial
+from types import FrameType
+from typing import NoReturn, TextIO
+
+import anyio
+import click
+import msgspec
+
+from nnrp_sched.cli.options import limits_from, listen_option, max_in_flight_option
+from nnrp_sched.cli.serving import serve_until_stopped
+from nnrp_sched.errors import StartError, UnsupportedVllm
+from nnrp_sched.server import ServerLimits
+from nnrp_sched.transport import Endpoint, parse_endpoint
+
+_OFF = "off"
+_TERMINATED = 128 + signal.SIGTERM
+
+
+@click.command("run", context_settings={"ignore_unknown_options": False})
+@click.option(
+    "--patch-vllm",
+    is_flag=True,
+    help="Activate the patch layer in this process and in vLLM's engine process. Without it "
+    "nothing of vLLM is touched.",
+)
+@click.option("--model", help="As vLLM's --model. Default: the embedded SmolLM2, on the CPU.")
+@listen_option
+@click.option(
+    "--http", default="127.0.0.1:8000", help="Where vLLM's own HTTP server listens, or `off`."
+)
+@max_in_flight_option
+@click.argument("vllm_arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    patch_vllm: bool,
+    model: str | None,
+    listen: tuple[str, ...],
+    http: str,
+    max_in_flight: int,
+    vllm_arguments: tuple[str, ...],
+) -> None:
+    """Start vLLM with an NNRP listener beside its HTTP server.
+
+    Everything after `--` goes to vLLM unchanged. Prints one JSON line on stdout when ready; all
+    logs, vLLM's included, go to stderr. SIGTERM drains, a second one aborts.
+
+    \b
+    Examples:
+      nnrp-sched run --patch-vllm
+      nnrp-sched run --patch-vllm --model Qwen/Qwen2.5-7B-Instruct -- --max-model-len 8192
+    """
+    endpoints = [parse_endpoint(text) for text in listen]
+    stdout = _keep_stdout_for_ourselves()
+    signal.signal(signal.SIGTERM, _terminate)
+    anyio.run(
+        partial(
+            _run,
+            patch=patch_vllm,
+            model=model,
+            endpoints=endpoints,
+            http=None if http == _OFF else http,
+            limits=limits_from(max_in_flight),
+            vllm_arguments=vllm_arguments,
+            stdout=stdout,
+        )
+    )
+
+
+def _keep_stdout_for_ourselves() -> TextIO:
+    """A private stdout; everything else in this process and its children writes to stderr.
+
+    vLLM logs to stdout, from processes of its own too, and would mix with the readiness line.
+    """
+    sys.stdout.flush()
+    private = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return private
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
+    """SIGTERM while vLLM still starts, which blocks the event loop: unwind and clean up."""
+    raise SystemExit(_TERMINATED)
+
+
+async def _run(
+    *,
+    patch: bool,
+    model: str | None,
+    endpoints: list[Endpoint],
+    http: str | None,
+    limits: ServerLimits,
+    vllm_arguments: tuple[str, ...],
+    stdout: TextIO,
+) -> None:
+    try:
+        from nnrp_sched_patches.launch import LaunchOptions, launch
+    except ImportError as error:
+        raise StartError(f"the patch layer is not installed: {error}") from error
+
+    options = LaunchOptions(model=model, http=http, patch=patch, vllm_arguments=vllm_arguments)
+    async with launch(options) as serving:
+        unpatched = [receipt for receipt in serving.receipts if not receipt.patched]
+        if unpatched:
+            raise UnsupportedVllm(
+                "asked to patch, but "
+                + "; ".join(
+                    f"the {each.process} process is not: {each.problem}" for each in unpatched
+                )
+            )
+        description = serving.engine.description
+
+        async def engine_failed() -> str:
+            await serving.engine_failed.wait()
+            return serving.failure
+
+        await serve_until_stopped(
+            serving.engine,
+            endpoints,
+            limits=limits,
+            announcement={
+                "http": serving.http,
+                "model": description.models[0],
+                "vllm": description.version,
+                "binding": description.binding,
+                "patched": msgspec.to_builtins(serving.receipts),
+            },
+            stdout=stdout,
+            engine_failed=engine_failed,
+        )

@@ -1,0 +1,121 @@
+"""A client that speaks the wire itself, keeps every packet it gets, and can break the rules."""
+
+from collections import deque
+from typing import Any, TypeVar
+
+import anyio
+
+from nnrp_sched.profile import Event, build_envelope, decode_event
+from nnrp_sched.transport import Carrier
+from nnrp_sched.wire import (
+    ClientConnection,
+    ClientEvent,
+    HelloAcknowledged,
+    Limits,
+    MessageType,
+    Packet,
+    PacketReader,
+    PartialReceived,
+    ResultDropped,
+    ResultReceived,
+    SessionOpened,
+)
+
+SECONDS = 20
+E = TypeVar("E", bound=ClientEvent)
+
+
+class RawPeer:
+    """Sends bytes or commands; `packets` is the log of all that the server sent."""
+
+    def __init__(self, carrier: Carrier) -> None:
+        self.carrier = carrier
+        self.wire = ClientConnection(Limits())
+        self.packets: list[Packet] = []
+        self._reader = PacketReader(64 * 1024 * 1024)
+        self._events: deque[ClientEvent] = deque()
+        self._next_operation = 1000
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        await self.carrier.send(data)
+
+    async def expect(self, *event_types: type[E]) -> E:
+        """The next event of a type; events before it are passed over."""
+        with anyio.fail_after(SECONDS):
+            while True:
+                while self._events:
+                    event = self._events.popleft()
+                    if isinstance(event, event_types):
+                        return event
+                assert await self._pull(), f"the stream ended before {event_types}"
+
+    async def read_to_the_end(self) -> list[Packet]:
+        """Wait for the server to close; all its packets."""
+        with anyio.fail_after(SECONDS):
+            while await self._pull():
+                pass
+        return self.packets
+
+    async def _pull(self) -> bool:
+        data = await self.carrier.receive()
+        if not data:
+            return False
+        self._reader.feed(data)
+        while (packet := self._reader.next_packet()) is not None:
+            self.packets.append(packet)
+        if not self.wire.closed:
+            self._events.extend(self.wire.receive(data))
+        return True
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    async def open(self) -> int:
+        """Hello and one session; its id."""
+        await self.send(self.wire.hello())
+        await self.expect(HelloAcknowledged)
+        return await self.open_session()
+
+    async def open_session(self, **members: Any) -> int:
+        """One more session; its id."""
+        await self.send(self.wire.open_session(**members))
+        return (await self.expect(SessionOpened)).session_id
+
+    async def submit(self, session_id: int, chat: dict[str, Any], **members: Any) -> int:
+        """Submit a chat; its frame id."""
+        return await self.submit_document(session_id, build_envelope(chat, **members))
+
+    async def submit_document(self, session_id: int, document: bytes) -> int:
+        """Submit any document; its frame id."""
+        self._next_operation += 1
+        frame_id, data = self.wire.submit(session_id, document, operation_id=self._next_operation)
+        await self.send(data)
+        return frame_id
+
+    async def result(self, frame_id: int) -> tuple[list[Event], Event | ResultDropped | None]:
+        """The events of a frame and how it ended; other frames' events are passed over."""
+        events: list[Event] = []
+        while True:
+            event = await self.expect(PartialReceived, ResultReceived, ResultDropped)
+            if event.frame_id != frame_id:
+                continue
+            if isinstance(event, PartialReceived):
+                events.append(decode_event(event.body))
+            elif isinstance(event, ResultDropped):
+                return events, event
+            else:
+                assert event.fault is None, event.fault
+                return events, decode_event(event.document) if event.document else None
+
+    def terminals(self, frame_id: int) -> list[Packet]:
+        """Every terminal packet of a frame so far; more than one is a fault."""
+        kinds = {
+            MessageType.RESULT_PUSH,
+            MessageType.RESULT_DROP,
+            MessageType.RESULT_DROP_REASON,
+        }
+        return [
+            packet
+            for packet in self.packets
+            if packet.frame_id == frame_id and packet.message_type in kinds
+        ]

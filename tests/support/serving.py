@@ -1,0 +1,73 @@
+"""A server on the scripted engine and clients beside it, all in memory."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from nnrp_sched.client import Connection, Session
+from nnrp_sched.client.connection import over_carrier
+from nnrp_sched.engine.port import Engine
+from nnrp_sched.engine.scripted import ScriptedEngine
+from nnrp_sched.server import Server, ServerLimits
+from nnrp_sched.transport import background_tasks, memory_pair
+
+MODEL = "example-model"
+SECONDS = 20
+"""The deadline of a wait in these tests; none of them comes near it."""
+
+
+def body(text: str = "hello", **members: Any) -> dict[str, Any]:
+    """A chat body for the scripted engine."""
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], **members}
+
+
+def script(**members: Any) -> dict[str, Any]:
+    """A chat body that plays a script."""
+    return body(scripted=members)
+
+
+@asynccontextmanager
+async def scripted_server(
+    engine: Engine | None = None, limits: ServerLimits | None = None
+) -> AsyncGenerator["InMemory", None]:
+    """A server whose connections are memory pairs."""
+    async with background_tasks() as tasks:
+        server = Server(engine or ScriptedEngine(), limits)
+
+        def dial() -> Any:
+            ours, theirs = memory_pair()
+            tasks.start_soon(server.serve_carrier, theirs)
+            return ours
+
+        yield InMemory(server, dial)
+        await server.drain(0)
+
+
+class InMemory:
+    """A running server and how to reach it."""
+
+    def __init__(self, server: Server, dial: Any) -> None:
+        self.server = server
+        self.dial = dial
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncGenerator[Connection, None]:
+        """A client connection to the server."""
+        async with over_carrier(self.dial()) as connection:
+            yield connection
+
+
+@asynccontextmanager
+async def scripted_session(
+    engine: Engine | None = None,
+    limits: ServerLimits | None = None,
+    *,
+    max_in_flight: int = 256,
+) -> AsyncGenerator[tuple[InMemory, Session], None]:
+    """A server, and one session of one client on it."""
+    async with (
+        scripted_server(engine, limits) as served,
+        served.connect() as connection,
+        connection.session(max_in_flight=max_in_flight) as session,
+    ):
+        yield served, session
