@@ -41,7 +41,7 @@ class _ToolCall(Struct):
             name, arguments = function.get("name"), function.get("arguments")
             if isinstance(name, str) and not self.name:
                 self.name = name
-            if isinstance(arguments, str):
+            if arguments and isinstance(arguments, str):
                 self.arguments.append(arguments)
             _merge(self.function, function, skip=("name", "arguments"), grow_text=False)
 
@@ -70,38 +70,39 @@ class _Choice(Struct):
         for key, value in delta.items():
             if value is None:
                 continue
-            if isinstance(value, str) and key not in _NAMES:
+            if key == "tool_calls":
+                self._add_tool_calls(value)
+            elif isinstance(value, str) and key not in _NAMES:
                 pieces = self.content if key == "content" else self.texts.setdefault(key, [])
                 pieces.append(value)
-            elif key == "tool_calls" and is_array(value):
-                self._add_tool_calls(value)
-            else:
+            elif key != "content":
                 _merge_member(self.message, key, value, grow_text=True)
 
-    def _add_tool_calls(self, entries: list[object]) -> None:
-        for entry in entries:
-            # An entry that only has its index says nothing.
-            if is_object(entry) and len(entry) > 1:
-                index = entry.get("index")
-                if is_position(index):
-                    if index not in self.tool_calls:
-                        self.tool_calls[index] = _ToolCall()
-                    self.tool_calls[index].add(entry)
+    def _add_tool_calls(self, entries: object) -> None:
+        for entry in entries if is_array(entries) else ():
+            index = entry.get("index") if is_object(entry) else None
+            if is_position(index):
+                if index not in self.tool_calls:
+                    self.tool_calls[index] = _ToolCall()
+                self.tool_calls[index].add(entry)
 
     def document(self, index: int) -> JsonObject:
         texts = {key: text for key, pieces in self.texts.items() if (text := "".join(pieces))}
+        calls = [
+            call.document(index, tool)
+            for tool, call in sorted(self.tool_calls.items())
+            if call.call_id or call.name or call.arguments
+        ]
         # vLLM's own non-streaming body says null for a message that has no text but has a call.
-        empty = None if self.tool_calls or texts else ""
+        empty = None if calls or texts else ""
         message: JsonObject = {
             "role": "assistant",
             "content": "".join(self.content) or empty,
             **self.message,
             **texts,
         }
-        if self.tool_calls:
-            message["tool_calls"] = [
-                call.document(index, tool) for tool, call in sorted(self.tool_calls.items())
-            ]
+        if calls:
+            message["tool_calls"] = calls
         return {
             "index": index,
             "logprobs": None,

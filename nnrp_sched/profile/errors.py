@@ -62,12 +62,13 @@ _CODE_BY_BACKEND_STATUS: Final = MappingProxyType(
 def profile_error(code: str, message: str, **diagnostics: Any) -> ProfileError:
     """Make the error of a code in `PROFILE_ERRORS`; a code that is not there is a `KeyError`.
 
-    Diagnostics whose value is None are left out.
+    Diagnostics whose value is None are left out. The profile forbids an empty message, so the code
+    stands in for one.
     """
     error_type, status = PROFILE_ERRORS[code]
     known = {name: value for name, value in diagnostics.items() if value is not None}
     return ProfileError(
-        code, message, error_type=error_type, status=status, diagnostics=known or None
+        code, message or code, error_type=error_type, status=status, diagnostics=known or None
     )
 
 
@@ -90,7 +91,7 @@ def backend_profile_error(error: BackendError) -> ProfileError:
 
 def error_object(code: str, message: str) -> ErrorObject:
     """Make the error object of a code in `PROFILE_ERRORS`, as tool-call errors carry it."""
-    return ErrorObject(type=PROFILE_ERRORS[code][0], code=code, message=message)
+    return ErrorObject(type=PROFILE_ERRORS[code][0], code=code, message=message or code)
 
 
 def error_document(error: ProfileError) -> Error:

@@ -64,7 +64,9 @@ class ChatMapper:
         events.append(Completed(self._assembly.body()))
         return events
 
-    def interrupt(self, code: str, message: str) -> list[Event]:
+    def interrupt(
+        self, code: str = "tool_call_stream_interrupted", message: str = "The stream ended early."
+    ) -> list[Event]:
         """A `response.tool_call.error` for every open call, when the stream ends otherwise.
 
         `code` is one of `PROFILE_ERRORS`.
