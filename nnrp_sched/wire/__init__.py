@@ -5,6 +5,7 @@ they take and give, and the codec beneath them.
 """
 
 from nnrp_sched.wire.client import ClientConnection
+from nnrp_sched.wire.codec import encode_packet
 from nnrp_sched.wire.enums import (
     CancelReason,
     CloseReason,
@@ -14,7 +15,6 @@ from nnrp_sched.wire.enums import (
     HeaderFlag,
     InFlightPolicy,
     MessageType,
-    OperationState,
     PayloadKind,
     PriorityClass,
     ProgressStage,
@@ -61,6 +61,7 @@ from nnrp_sched.wire.operation_messages import (
     TraceContext,
 )
 from nnrp_sched.wire.packet import Packet
+from nnrp_sched.wire.reader import PacketReader
 from nnrp_sched.wire.server import ServerConnection
 from nnrp_sched.wire.session_messages import (
     ClientHello,
@@ -99,8 +100,8 @@ __all__ = [
     "MessageType",
     "Metadata",
     "OperationFailed",
-    "OperationState",
     "Packet",
+    "PacketReader",
     "PartialReceived",
     "PartialResult",
     "PayloadKind",
@@ -137,4 +138,5 @@ __all__ = [
     "TraceFlag",
     "decode_document",
     "encode_document",
+    "encode_packet",
 ]

@@ -284,16 +284,3 @@ class LossTolerance(IntEnum):
     LOW_LATENCY = 2
     FIRE_AND_FORGET = 3
     INHERIT = 0xFF
-
-
-class OperationState(IntEnum):
-    """States of an operation (wire digest 2.5); derived, never on the wire."""
-
-    ACCEPTED = 0
-    RUNNING = 1
-    PARTIAL = 2
-    WAITING_TOOL = 3
-    SUPERSEDED = 4
-    CANCELLED = 5
-    FAILED = 6
-    COMPLETED = 7
