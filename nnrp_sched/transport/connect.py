@@ -20,4 +20,6 @@ async def connect_carrier(endpoint: Endpoint) -> Carrier:
         # anyio sets TCP_NODELAY on every stream it connects or accepts.
         return SocketCarrier(await anyio.connect_tcp(endpoint.host, endpoint.port), "tcp")
     except OSError as error:
-        raise PeerUnreachable(f"nobody answers at {endpoint}: {error}") from error
+        # anyio hides the reason of a failed TCP connect behind a general one.
+        reason = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        raise PeerUnreachable(f"nobody answers at {endpoint}: {reason}") from error

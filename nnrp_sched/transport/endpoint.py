@@ -48,8 +48,10 @@ def parse_endpoint(text: str) -> Endpoint:
         raise EndpointError(f"{text!r} is no endpoint: expected {FORMS}")
     if scheme == "unix":
         return _parse_unix(text)
-    if scheme == "nnrp" or scheme == "tcp":
-        return _parse_tcp(text, scheme)
+    if scheme == "nnrp":
+        return _parse_tcp(text, "nnrp")
+    if scheme == "tcp":
+        return _parse_tcp(text, "tcp")
     raise EndpointError(f"{text!r}: no carrier is called {scheme!r}; expected {FORMS}")
 
 

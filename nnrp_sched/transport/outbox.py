@@ -65,13 +65,14 @@ class Outbox:
             await self._drained.wait()
 
     async def run(self) -> None:
-        """Write until cancelled or until the carrier fails; then wake everyone who waits."""
+        """Write until closed, cancelled or the carrier fails; then wake everyone who waits."""
         try:
-            while True:
+            while not self._closed:
                 if not self._waiting:
                     self._notify_flushed()
                     self._filled = anyio.Event()
                     await self._filled.wait()
+                    continue
                 batch = self._take()
                 await self._carrier.send(batch)
                 self._bytes -= len(batch)
@@ -96,8 +97,9 @@ class Outbox:
         self._waiting.clear()
         self._bytes = 0
         self._notify_flushed()
-        if self._drained is not None:
-            self._drained.set()
+        for event in (self._drained, self._filled):
+            if event is not None:
+                event.set()
 
     def _take(self) -> bytes:
         first = self._waiting.popleft()

@@ -1,7 +1,5 @@
 """The client's end of a connection."""
 
-from typing import cast
-
 from nnrp_sched.errors import LocalProtocolError
 from nnrp_sched.wire.client_sessions import ClientSessions
 from nnrp_sched.wire.codec import encode_packet
@@ -39,11 +37,11 @@ class ClientConnection(ClientSessions):
 
     def receive(self, data: bytes) -> list[ClientEvent]:
         """Take bytes of the server, in any pieces; returns what they amount to."""
-        return cast(list[ClientEvent], self._receive(data))
+        return self._receive(data)
 
     def receive_end(self) -> list[ClientEvent]:
         """Take the end of the stream: inside a packet it is a `ConnectionFailed`."""
-        return cast(list[ClientEvent], self._receive_end())
+        return self._receive_end()
 
     # --- connection and sessions --------------------------------------------------------------
 

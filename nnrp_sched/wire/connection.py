@@ -2,18 +2,16 @@
 
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from nnrp_sched.errors import LocalProtocolError, RemoteProtocolError
 from nnrp_sched.wire.codec import RawPacket, decode_packet, encode_packet
 from nnrp_sched.wire.enums import ErrorCode, ErrorScope, MessageType, Role
 from nnrp_sched.wire.events import (
-    ClientEvent,
     ConnectionCloseReceived,
     ConnectionFailed,
     ControlReceived,
     Reply,
-    ServerEvent,
     SessionFailed,
 )
 from nnrp_sched.wire.layout import Layout, Scope
@@ -35,7 +33,6 @@ from nnrp_sched.wire.session_messages import (
     TransportProbeAck,
 )
 
-Event = ServerEvent | ClientEvent
 MetadataT = TypeVar("MetadataT", bound=Metadata)
 
 
@@ -69,7 +66,8 @@ class ConnectionMachine:
         self._phase = ConnectionPhase.GREETING
         self._sessions: dict[int, Session] = {}
         self._ended_sessions = RecentKeys(limits.tombstones)
-        self._events: list[Event] = []
+        self._events: list[Any] = []
+        """What the bytes at hand amount to; each role adds its own kinds of event only."""
 
     @property
     def closed(self) -> bool:
@@ -113,9 +111,9 @@ class ConnectionMachine:
 
     # --- receiving ------------------------------------------------------------------------------
 
-    def _receive(self, data: bytes) -> list[Event]:
-        self._events = events = list[Event]()
-        if not self.closed:
+    def _receive(self, data: bytes) -> list[Any]:
+        self._events = events = []
+        if self._phase is not ConnectionPhase.CLOSED:
             self._reader.feed(data)
             try:
                 self._read_packets()
@@ -127,11 +125,11 @@ class ConnectionMachine:
         next_raw = self._reader.next_raw
         while (raw := next_raw()) is not None:
             self._take(raw)
-            if self.closed:
+            if self._phase is ConnectionPhase.CLOSED:
                 return
 
-    def _receive_end(self) -> list[Event]:
-        self._events = events = list[Event]()
+    def _receive_end(self) -> list[Any]:
+        self._events = events = []
         if not self.closed:
             try:
                 self._reader.end()

@@ -71,7 +71,12 @@ class PacketReader:
         offset = self._offset
         available = len(buffer) - offset
         if available < self._needed:
-            self._check_beginning(available)
+            if available == 0:
+                # Lets go of what was read, which may have been large.
+                self._buffer = b""
+                self._offset = 0
+            elif available < HEADER_BYTES:
+                self._check_beginning()
             return None
         (
             prefix,
@@ -126,16 +131,11 @@ class PacketReader:
                 code=ErrorCode.MALFORMED_HEADER if in_header else ErrorCode.MALFORMED_BODY,
             )
 
-    def _check_beginning(self, available: int) -> None:
+    def _check_beginning(self) -> None:
         """Tell a foreign protocol from its first bytes instead of waiting for forty."""
-        if available == 0:
-            # Lets go of what was read, which may have been large.
-            self._buffer = b""
-            self._offset = 0
-        elif available < HEADER_BYTES:
-            beginning = bytes(self._buffer[self._offset : self._offset + len(PREFIX)])
-            if not PREFIX.startswith(beginning):
-                raise _header_fault(beginning, HEADER_BYTES, 0)
+        beginning = bytes(self._buffer[self._offset : self._offset + len(PREFIX)])
+        if not PREFIX.startswith(beginning):
+            raise _header_fault(beginning, HEADER_BYTES, 0)
 
 
 def _header_fault(prefix: bytes, header_bytes: int, flags: int) -> RemoteProtocolError:

@@ -1,7 +1,6 @@
 """The server's end of a connection."""
 
 import struct
-from typing import cast
 
 from nnrp_sched.errors import LocalProtocolError
 from nnrp_sched.wire.codec import HEADER_BYTES, PACKET_CEILING, PREFIX, encode_packet
@@ -52,14 +51,14 @@ class ServerConnection(ServerSessions):
 
     def receive(self, data: bytes) -> list[ServerEvent]:
         """Take bytes of the client, in any pieces; returns what they amount to."""
-        return cast(list[ServerEvent], self._receive(data))
+        return self._receive(data)
 
     def receive_end(self) -> list[ServerEvent]:
         """Take the end of the stream: inside a packet it is a `ConnectionFailed`.
 
         Operations in flight are not reported; `abandon_operations` still ends and names them.
         """
-        return cast(list[ServerEvent], self._receive_end())
+        return self._receive_end()
 
     # --- sessions -----------------------------------------------------------------------------
 
