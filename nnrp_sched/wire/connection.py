@@ -112,7 +112,8 @@ class ConnectionMachine:
     # --- receiving ------------------------------------------------------------------------------
 
     def _receive(self, data: bytes) -> list[Any]:
-        self._events = events = []
+        events: list[Any] = []
+        self._events = events
         if self._phase is not ConnectionPhase.CLOSED:
             self._reader.feed(data)
             try:
@@ -129,7 +130,8 @@ class ConnectionMachine:
                 return
 
     def _receive_end(self) -> list[Any]:
-        self._events = events = []
+        events: list[Any] = []
+        self._events = events
         if not self.closed:
             try:
                 self._reader.end()
