@@ -132,7 +132,11 @@ class Chat:
                 self._submission = await self._operations.submit(self._document)
             inbox = self._submission.inbox
             item = await inbox.get()
+            if self._outcome is not None:  # Another task, or `cancel`, has read the terminal.
+                raise StopAsyncIteration
             event = self._take(item) if isinstance(item, bytes) else self._end(item, inbox)
+        except StopAsyncIteration:
+            raise
         except BaseException as error:
             self._send_cancel(type(error).__name__)
             if isinstance(error, NnrpSchedError):

@@ -14,7 +14,8 @@ Terminal = ResultReceived | ResultDropped | OperationFailed | NnrpSchedError
 class Inbox:
     """Event documents in order, then one terminal.
 
-    The connection's reader fills it without waiting; one consumer empties it.
+    The connection's reader fills it without waiting. Of several consumers each document reaches
+    one, the terminal all.
     """
 
     __slots__ = ("_documents", "_limit", "_terminal", "_wake", "overflowed")
@@ -54,7 +55,8 @@ class Inbox:
                 return self._documents.popleft()
             if self._terminal is not None:
                 return self._terminal
-            self._wake = anyio.Event()
+            if self._wake is None:
+                self._wake = anyio.Event()
             await self._wake.wait()
 
     def _notify(self) -> None:

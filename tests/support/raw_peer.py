@@ -57,6 +57,13 @@ class RawPeer:
                 pass
         return self.packets
 
+    async def until_terminal(self, frame_id: int) -> Packet:
+        """The first terminal packet of a frame, also of one that our own machine never submitted."""
+        with anyio.fail_after(SECONDS):
+            while not (found := self.terminals(frame_id)):
+                assert await self._pull(), "the stream ended before the terminal"
+            return found[0]
+
     async def _pull(self) -> bool:
         data = await self.carrier.receive()
         if not data:

@@ -1,15 +1,17 @@
 """A server on the scripted engine and clients beside it, all in memory."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+
+import anyio
 
 from nnrp_sched.client import Connection, Session
 from nnrp_sched.client.connection import over_carrier
 from nnrp_sched.engine.port import Engine
 from nnrp_sched.engine.scripted import ScriptedEngine
 from nnrp_sched.server import Server, ServerLimits
-from nnrp_sched.transport import background_tasks, memory_pair
+from nnrp_sched.transport import Carrier, background_tasks, memory_pair
 
 MODEL = "example-model"
 SECONDS = 20
@@ -33,20 +35,27 @@ async def scripted_server(
     """A server whose connections are memory pairs."""
     async with background_tasks() as tasks:
         server = Server(engine or ScriptedEngine(), limits)
+        carriers: list[Carrier] = []
 
-        def dial() -> Any:
+        def dial() -> Carrier:
             ours, theirs = memory_pair()
+            carriers.append(ours)
             tasks.start_soon(server.serve_carrier, theirs)
             return ours
 
-        yield InMemory(server, dial)
-        await server.drain(0)
+        try:
+            yield InMemory(server, dial)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.drain(0)
+                for carrier in carriers:
+                    await carrier.aclose()
 
 
 class InMemory:
     """A running server and how to reach it."""
 
-    def __init__(self, server: Server, dial: Any) -> None:
+    def __init__(self, server: Server, dial: Callable[[], Carrier]) -> None:
         self.server = server
         self.dial = dial
 

@@ -1,0 +1,224 @@
+"""A client against servers that are not ours: tolerant of what is legal, clear about the rest."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from nnrp_sched.client import Chat, Outcome, Session
+from nnrp_sched.client.connection import over_carrier
+from nnrp_sched.errors import (
+    ConnectionLost,
+    PeerUnreachable,
+    ProfileStreamError,
+    SessionRejected,
+)
+from nnrp_sched.profile import Completed, encode_event
+from nnrp_sched.transport import memory_pair
+from nnrp_sched.wire import (
+    CancelReceived,
+    DropReason,
+    MessageType,
+    Packet,
+    SessionErrorCode,
+    SessionOpenReceived,
+    encode_packet,
+)
+from tests.support.raw_server import RawServer
+from tests.support.serving import SECONDS, body
+
+pytestmark = pytest.mark.anyio
+
+DELTA = b'{"type":"response.output_text.delta","index":0,"delta":"hi"}'
+
+
+@asynccontextmanager
+async def against_raw_server() -> AsyncGenerator[tuple[Session, RawServer], None]:
+    """A session of our client on a server that the test plays."""
+    ours, theirs = memory_pair()
+    server = RawServer(theirs)
+    sessions: list[Session] = []
+    closing = anyio.Event()
+
+    async def client() -> None:
+        async with over_carrier(ours) as connection, connection.session() as session:
+            sessions.append(session)
+            opened.set()
+            await closing.wait()
+
+    opened = anyio.Event()
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client)
+            await server.accept_session()
+            await opened.wait()
+            yield sessions[0], server
+            await theirs.aclose()
+            closing.set()
+
+
+async def finished(chat: Chat) -> Outcome:
+    """Wait for the outcome that another task reads."""
+    while chat.outcome is None:
+        await anyio.lowlevel.checkpoint()
+    return chat.outcome
+
+
+async def test_an_empty_success_completes_without_a_body() -> None:
+    async with against_raw_server() as (session, server), anyio.create_task_group() as tasks:
+        chat = session.chat(body(), stream=True)
+        tasks.start_soon(chat.result)
+        submit = await server.submitted()
+        await server.partial(submit, DELTA)
+        await server.push(submit, None)
+        outcome = await finished(chat)
+    assert outcome.status == "completed"
+    assert outcome.text == "hi"
+    assert outcome.body is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [(DropReason.PEER_CANCELLED, "cancelled"), (DropReason.SUPERSEDED, "dropped")],
+)
+async def test_a_drop_reason_is_an_outcome(reason: DropReason, status: str) -> None:
+    async with against_raw_server() as (session, server), anyio.create_task_group() as tasks:
+        chat = session.chat(body(), stream=True)
+        tasks.start_soon(chat.result)
+        submit = await server.submitted()
+        await server.send(server.wire.drop_result(submit.session_id, submit.frame_id, reason))
+        outcome = await finished(chat)
+    assert outcome.status == status
+
+
+BAD_EVENTS = {
+    "bad JSON": b'{"type":',
+    "bad UTF-8": b'{"type":"response.output_text.delta","index":0,"delta":"\xff"}',
+    "a negative index": b'{"type":"response.output_text.delta","index":-1,"delta":"x"}',
+    "a terminal as a partial": encode_event(Completed(body={})),
+    "a tool call that never started": b'{"type":"response.tool_call.delta","index":0,'
+    b'"item_id":"i","call_id":"c","arguments_delta":"{}"}',
+}
+
+
+@pytest.mark.parametrize("kind", BAD_EVENTS)
+async def test_an_event_outside_the_profile_is_an_error_and_cancels_the_operation(
+    kind: str,
+) -> None:
+    async with against_raw_server() as (session, server):
+        chat = session.chat(body(), stream=True)
+        async with anyio.create_task_group() as tasks:
+
+            async def read() -> None:
+                with pytest.raises(ProfileStreamError):
+                    await chat.result()
+
+            tasks.start_soon(read)
+            submit = await server.submitted()
+            await server.partial(submit, BAD_EVENTS[kind])
+            cancelled = await server.expect(CancelReceived)
+            assert cancelled.frame_id == submit.frame_id
+        with pytest.raises(ProfileStreamError):  # The failure stays.
+            await anext(chat)
+
+
+async def test_unknown_events_and_unsolicited_advice_are_taken_as_they_come() -> None:
+    async with against_raw_server() as (session, server), anyio.create_task_group() as tasks:
+        chat = session.chat(body(), stream=True)
+        tasks.start_soon(chat.result)
+        submit = await server.submitted()
+        await server.partial(submit, b'{"type":"response.weather","sky":"blue"}')
+        await server.send(encode_packet(Packet(MessageType.PING, session_id=submit.session_id)))
+        await server.push(submit, encode_event(Completed(body={"choices": []})))
+        outcome = await finished(chat)
+    assert outcome.status == "completed"
+
+
+async def test_a_connection_that_breaks_ends_every_chat_with_connection_lost() -> None:
+    async with against_raw_server() as (session, server), anyio.create_task_group() as tasks:
+        lost: list[int] = []
+
+        async def read(number: int) -> None:
+            with pytest.raises(ConnectionLost):
+                await session.chat(body(), stream=True).result()
+            lost.append(number)
+
+        for number in range(3):
+            tasks.start_soon(read, number)
+        for _ in range(3):
+            await server.submitted()
+        await server.carrier.aclose()
+    assert sorted(lost) == [0, 1, 2]
+
+
+async def test_garbage_from_the_server_ends_the_connection_with_the_fault_named() -> None:
+    async with against_raw_server() as (session, server), anyio.create_task_group() as tasks:
+
+        async def read() -> None:
+            with pytest.raises(ConnectionLost, match="does not start a packet"):
+                await session.chat(body()).result()
+
+        tasks.start_soon(read)
+        await server.submitted()
+        await server.send(b"HTTP/1.1 400 Bad Request\r\n\r\n" + b" " * 40)
+
+
+async def test_a_refused_session_says_why() -> None:
+    ours, theirs = memory_pair()
+    server = RawServer(theirs)
+
+    async def refuse() -> None:
+        request = await server.expect(SessionOpenReceived)
+        await server.send(
+            server.wire.reject_session(request, SessionErrorCode.LIMIT_REACHED, "enough")
+        )
+
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(refuse)
+            async with over_carrier(ours) as connection:
+                with pytest.raises(SessionRejected, match="enough") as caught:
+                    async with connection.session():
+                        pass
+    assert caught.value.code == SessionErrorCode.LIMIT_REACHED
+    await theirs.aclose()
+
+
+async def test_a_peer_that_never_answers_the_hello_is_unreachable() -> None:
+    ours, theirs = memory_pair()
+    with pytest.raises(PeerUnreachable, match="hello"), anyio.fail_after(SECONDS):
+        async with over_carrier(ours, seconds=0.05):
+            pass
+    await theirs.aclose()
+
+
+async def test_the_server_s_second_terminal_is_ignored() -> None:
+    async with against_raw_server() as (session, server), anyio.create_task_group() as tasks:
+        chat = session.chat(body(), stream=True)
+        tasks.start_soon(chat.result)
+        submit = await server.submitted()
+        result = server.wire.push_result(
+            submit.session_id,
+            submit.frame_id,
+            encode_event(Completed(body={})),
+        )
+        await server.send(result + result)
+        await finished(chat)
+        second = session.chat(body(), stream=True)
+        tasks.start_soon(second.result)
+        again = await server.submitted()
+        await server.push(again, None)
+        assert (await finished(second)).status == "completed"
+
+
+async def test_an_error_inside_the_block_leaves_as_it_is() -> None:
+    ours, theirs = memory_pair()
+    server = RawServer(theirs)
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.accept_session)
+            with pytest.raises(LookupError):
+                async with over_carrier(ours) as connection, connection.session():
+                    await theirs.aclose()
+                    raise LookupError
