@@ -33,17 +33,29 @@ class _ToolCall(Struct):
     fields: JsonObject = field(default_factory=dict[str, Any])
 
     def add(self, entry: JsonObject) -> None:
-        call_id, function = entry.get("id"), entry.get("function")
-        if isinstance(call_id, str) and not self.call_id:
-            self.call_id = call_id
-        _merge(self.fields, entry, skip=("id", "index", "function"), grow_text=False)
-        if is_object(function):
-            name, arguments = function.get("name"), function.get("arguments")
-            if isinstance(name, str) and not self.name:
-                self.name = name
-            if arguments and isinstance(arguments, str):
-                self.arguments.append(arguments)
-            _merge(self.function, function, skip=("name", "arguments"), grow_text=False)
+        for key, value in entry.items():
+            if value is None or key == "index":
+                continue
+            if key == "function":
+                self._add_function(value)
+            elif key == "id":
+                if isinstance(value, str) and not self.call_id:
+                    self.call_id = value
+            else:
+                _merge_member(self.fields, key, value, grow_text=False)
+
+    def _add_function(self, function: object) -> None:
+        if not is_object(function):
+            return
+        for key, value in function.items():
+            if key == "arguments":
+                if value and isinstance(value, str):
+                    self.arguments.append(value)
+            elif key == "name":
+                if isinstance(value, str) and not self.name:
+                    self.name = value
+            elif value is not None:
+                _merge_member(self.function, key, value, grow_text=False)
 
     def document(self, choice: int, tool: int) -> JsonObject:
         return {
@@ -138,7 +150,9 @@ class ChatAssembly:
         if not is_position(index):
             return
         state = self._choice(index)
-        _merge(state.fields, choice, skip=("index", "delta"), grow_text=False)
+        for key, value in choice.items():
+            if value is not None and key != "index" and key != "delta":
+                _merge_member(state.fields, key, value, grow_text=False)
         if is_object(delta):
             state.add_delta(delta)
 
@@ -166,14 +180,6 @@ class ChatAssembly:
         }
 
 
-def _merge(
-    target: JsonObject, source: JsonObject, *, skip: tuple[str, ...] = (), grow_text: bool
-) -> None:
-    for key, value in source.items():
-        if value is not None and key not in skip:
-            _merge_member(target, key, value, grow_text=grow_text)
-
-
 def _merge_member(target: JsonObject, key: str, value: object, *, grow_text: bool) -> None:
     # Containers in the target are always our own, so growing them leaves the chunks as they are.
     known: object = target.get(key)
@@ -183,7 +189,9 @@ def _merge_member(target: JsonObject, key: str, value: object, *, grow_text: boo
         target[key] = list(value)
     elif is_object(value):
         members = known if is_object(known) else {}
-        _merge(members, value, grow_text=grow_text)
+        for name, member in value.items():
+            if member is not None:
+                _merge_member(members, name, member, grow_text=grow_text)
         target[key] = members
     elif grow_text and isinstance(known, str) and isinstance(value, str) and key not in _NAMES:
         target[key] = known + value

@@ -27,6 +27,7 @@ _syntax: Final = msgspec.json.Decoder(msgspec.Raw)
 class _Call(Struct):
     choice: int
     tool: int
+    item_id: str
     engine_id: str = ""
     name: str = ""
     pieces: list[str] = field(default_factory=list[str])
@@ -34,10 +35,6 @@ class _Call(Struct):
     call_id: str = ""
     """Set by the start, or by an end without one."""
     ended: bool = False
-
-    @property
-    def item_id(self) -> str:
-        return f"tool-call-{self.choice}-{self.tool}"
 
 
 class ToolCallMapper:
@@ -67,7 +64,8 @@ class ToolCallMapper:
             return
         call = self._calls.get((choice, tool))
         if call is None:
-            call = self._calls[choice, tool] = _Call(choice, tool)
+            call = _Call(choice, tool, f"tool-call-{choice}-{tool}")
+            self._calls[choice, tool] = call
         if name and call.name and name != call.name:
             raise ProfileStreamError(
                 f"the engine renamed tool call {tool} of choice {choice} from "
@@ -144,11 +142,11 @@ class ToolCallMapper:
 def _parts(entry: JsonObject) -> tuple[str, str, str]:
     function = entry.get("function")
     members = function if is_object(function) else {}
-    engine_id, name, arguments = (
-        value if isinstance(value, str) else ""
-        for value in (entry.get("id"), members.get("name"), members.get("arguments"))
-    )
-    return engine_id, name, arguments
+    return _text(entry.get("id")), _text(members.get("name")), _text(members.get("arguments"))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _delta(call: _Call, arguments: str) -> ToolCallDelta:
