@@ -69,7 +69,10 @@ class Engine(Protocol):
         ...
 
     async def complete(self, call: ChatCall) -> ChatBody:
-        """Serve a call whose body does not stream; returns a chat.completion."""
+        """Serve a call whose body does not stream; returns a chat.completion.
+
+        Cancelling it releases the request.
+        """
         ...
 
     def stream(self, call: ChatCall) -> AsyncGenerator[ChatBody, None]:
@@ -81,5 +84,5 @@ class Engine(Protocol):
         ...
 
     async def abort(self, request_id: str) -> AbortReceipt:
-        """Stop a call, whatever its state. Never raises for an unknown id: that is a receipt too."""
+        """Stop a call, whatever its state; an unknown id gets a receipt too."""
         ...

@@ -41,9 +41,6 @@ logger = logging.getLogger(__name__)
 Verdict = Completed | ProfileError | Cancelled | Dropped | Silent
 """What ends an operation; a `Failed` ending has become its `ProfileError`."""
 
-_INTERRUPTED = "tool_call_stream_interrupted"
-"""How a tool call ends that was open when its operation failed (adapter facts 5.3)."""
-
 _STATUS_OK = 200
 _STATUS_CANCELLED = 499
 
@@ -181,7 +178,7 @@ class Operation:
         """Close the open tool calls of a failure, then send the one terminal."""
         verdict = self._verdict(outcome)
         if isinstance(verdict, ProfileError):
-            for event in mapper.interrupt(_INTERRUPTED, verdict.message):
+            for event in mapper.interrupt(message=verdict.message):
                 if self._muted or self._ending in OVERRIDING:
                     break
                 await self._channel.send_partial(encode_event(event))

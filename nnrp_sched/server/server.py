@@ -1,7 +1,7 @@
 """The server: listeners, connections and the way down."""
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import anyio
 from anyio.abc import TaskGroup
@@ -10,7 +10,7 @@ from nnrp_sched.engine.port import Engine
 from nnrp_sched.server.admission import Admission
 from nnrp_sched.server.connection import Connection
 from nnrp_sched.server.limits import ServerLimits
-from nnrp_sched.transport import Carrier, Endpoint, Listener, listen
+from nnrp_sched.transport import Carrier, Endpoint, Listener, background_tasks, listen
 
 
 class Server:
@@ -76,12 +76,10 @@ async def serve(
     Raises `StartError` when an endpoint cannot be opened.
     """
     server = Server(engine, limits)
-    async with AsyncExitStack() as stack:
-        tasks = await stack.enter_async_context(anyio.create_task_group())
-        stack.callback(tasks.cancel_scope.cancel)
-        for endpoint in endpoints:
-            await server.listen(endpoint, tasks)
+    async with background_tasks() as tasks:
         try:
+            for endpoint in endpoints:
+                await server.listen(endpoint, tasks)
             yield server
         finally:
             with anyio.CancelScope(shield=True):

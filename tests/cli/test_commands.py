@@ -133,7 +133,7 @@ def test_an_address_in_use_exits_with_3_and_names_it(endpoint: str) -> None:
 
 
 def test_capabilities_prints_the_document_of_the_server(endpoint: str) -> None:
-    document = json.loads(run("capabilities", endpoint).stdout)
+    document = json.loads(run("capabilities", "--endpoint", endpoint).stdout)
     assert document["profile"] == "openai-compatible"
     assert document["compatibility_levels"] == [1]
     assert "example-model" in [model["id"] for model in document["models"]]
@@ -144,22 +144,20 @@ def test_flags_can_be_set_by_variables(endpoint: str) -> None:
     assert done.stdout == "You said: hello\n"
 
 
-def test_sigterm_lets_running_chats_finish_and_exits_with_0() -> None:
+@pytest.mark.anyio
+async def test_sigterm_lets_running_chats_finish_and_exits_with_0() -> None:
     with serving("--listen", "nnrp://127.0.0.1:0") as (process, ready):
-        chat = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "nnrp_sched", "chat", "a long answer please"),
-                *("--endpoint", ready["endpoints"][0], "--max-tokens", "100"),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert chat.stdout is not None
-        first = chat.stdout.read(1)
-        process.send_signal(signal.SIGTERM)
-        rest, _ = chat.communicate(timeout=SECONDS)
-        assert len((first + rest).split()) == 100
-        assert chat.returncode == 0
+        endpoint = ready["endpoints"][0]
+        async with connect(endpoint) as connection, connection.session() as session:
+            words = [f"{number} " for number in range(100)]
+            chat = session.chat(script(text=words, delay_ms=10), stream=True)
+            await anext(chat)
+            process.send_signal(signal.SIGTERM)
+            with anyio.fail_after(SECONDS):
+                await until_unreachable(endpoint)
+                outcome = await chat.result()
+        assert outcome.status == "completed"
+        assert outcome.text == "".join(words)
         assert process.wait(SECONDS) == 0
 
 
