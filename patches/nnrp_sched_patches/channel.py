@@ -5,7 +5,7 @@ races that death and a deadline.
 """
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 from nnrp_sched.errors import NnrpSchedError
 
@@ -23,9 +23,9 @@ class EngineRefused(NnrpSchedError):
 
 
 async def call_engine(
-    engine: Any, method: str, payload: dict[str, Any], *, timeout: float
+    engine: Any, method: str, payload: dict[str, Any], *, wait_s: float
 ) -> dict[str, Any]:
-    """Call the method `nnrp_*` of `engine`'s EngineCore; `timeout` in seconds.
+    """Call the method `nnrp_*` of `engine`'s EngineCore; waits `wait_s` seconds.
 
     `engine` is an AsyncLLM. Raises EngineSilent, EngineGone or EngineRefused.
     """
@@ -35,14 +35,14 @@ async def call_engine(
     death: asyncio.Task[None] | None = engine.output_handler
     racers: set[asyncio.Future[Any]] = {call} if death is None else {call, death}
     try:
-        done, _ = await asyncio.wait(racers, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(racers, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         # A late reply to a cancelled call is swallowed by vLLM; its own table stays right.
         call.cancel()
     if call not in done:
         if (death is not None and death.done()) or engine.errored:
             raise EngineGone(f"the engine process died before it answered {method}")
-        raise EngineSilent(f"the engine process did not answer {method} within {timeout:g} s")
+        raise EngineSilent(f"the engine process did not answer {method} within {wait_s:g} s")
     try:
         reply = call.result()
     except Exception as error:
@@ -51,4 +51,4 @@ async def call_engine(
         raise EngineRefused(f"the engine process refused {method}: {error}") from error
     if not isinstance(reply, dict) or "error" in reply:
         raise EngineRefused(f"the engine process failed in {method}: {reply}")
-    return reply
+    return cast(dict[str, Any], reply)

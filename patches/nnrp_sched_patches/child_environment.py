@@ -1,4 +1,4 @@
-"""The environment that vLLM's processes get from us, set while they live and restored afterwards."""
+"""The environment that vLLM's processes get from us, put back when they are gone."""
 
 import logging
 import os
@@ -62,9 +62,7 @@ def _plugin_allowance() -> dict[str, str]:
 
 
 @contextmanager
-def applied(
-    forced: Mapping[str, str], defaults: Mapping[str, str]
-) -> Generator[None, None, None]:
+def applied(forced: Mapping[str, str], defaults: Mapping[str, str]) -> Generator[None]:
     """Set `forced`, and of `defaults` what is not set yet; put everything back on leaving."""
     wanted = {name: value for name, value in defaults.items() if name not in os.environ} | dict(
         forced

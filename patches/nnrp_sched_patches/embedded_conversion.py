@@ -9,7 +9,7 @@ the weights packed, depending on its version.
 import json
 import logging
 import sys
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -85,28 +85,23 @@ def _unpermute(weights: Any, heads: int) -> Any:
 
 
 def _write_weights(source: Path, folder: Path) -> None:
-    # Imported here: only this process needs them, and only when it really converts.
-    import gguf
-    import torch
-    from gguf.quants import dequantize
-    from safetensors.torch import save_file
-
+    # By name: these packages are untyped, and there only where vLLM is.
+    gguf, torch = import_module("gguf"), import_module("torch")
+    dequantize = import_module("gguf.quants").dequantize
     tensors: dict[str, Any] = {}
-    reader: Any = gguf.GGUFReader(str(source))
-    for tensor in reader.tensors:
-        weights: Any = dequantize(tensor.data, tensor.tensor_type)
+    for tensor in gguf.GGUFReader(str(source)).tensors:
+        weights = dequantize(tensor.data, tensor.tensor_type)
         kind = tensor.name.split(".")[-2]
         if kind in _HEADS:
             weights = _unpermute(weights, _HEADS[kind])
         tensors[llama_name(tensor.name)] = torch.from_numpy(weights.copy()).to(torch.bfloat16)
+    save_file = import_module("safetensors.torch").save_file
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
 def _write_tokenizer(source: Path, folder: Path) -> None:
-    import transformers
-
-    from_pretrained: Callable[..., Any] = transformers.AutoTokenizer.from_pretrained
-    tokenizer = from_pretrained(str(source.parent), gguf_file=source.name)
+    auto_tokenizer = import_module("transformers").AutoTokenizer
+    tokenizer = auto_tokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
     tokenizer.save_pretrained(str(folder))
 
 

@@ -7,14 +7,11 @@ to the children through the environment.
 
 import copy
 import json
-import logging
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-_LOGGER = logging.getLogger(__name__)
 
 CONFIG_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
 _USER_FLAGS = ("--log-", "--logging-config")
@@ -36,7 +33,11 @@ class EngineErrors:
         `default_config` is vLLM's `DEFAULT_LOGGING_CONFIG`.
         """
         theirs = any(argument.startswith(_USER_FLAGS) for argument in user_arguments)
-        if theirs or CONFIG_VARIABLE in os.environ or os.environ.get("VLLM_CONFIGURE_LOGGING") == "0":
+        if (
+            theirs
+            or CONFIG_VARIABLE in os.environ
+            or os.environ.get("VLLM_CONFIGURE_LOGGING") == "0"
+        ):
             return {}
         config = copy.deepcopy(dict(default_config))
         config["formatters"]["nnrp_sched_errors"] = {"format": "%(message)s"}
@@ -59,4 +60,5 @@ class EngineErrors:
             return None
         lines = [line.rstrip() for line in text.splitlines() if line.strip()]
         exceptions = [line for line in lines if _EXCEPTION.fullmatch(line)]
-        return (exceptions or lines or [None])[-1]
+        found = exceptions or lines
+        return found[-1] if found else None

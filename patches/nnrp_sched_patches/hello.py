@@ -35,7 +35,7 @@ class HelloReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """Its monotonic clock when it answered, with `wall_ns` the anchor for its timestamps."""
     wall_ns: int | None = None
     scheduler: tuple[str, ...] = ()
-    """The scheduler's class and its bases (the config's flags do not tell: hooks-verified.md C6)."""
+    """The scheduler's class and its bases; the config's flags do not tell (hooks-verified C6)."""
     batch_queue_size: int | None = None
     """Batches in flight at once; 2 means asynchronous scheduling."""
     step: str | None = None
@@ -79,11 +79,11 @@ def _about_this_process() -> dict[str, Any]:
 def engine_hello(self: Any, payload: dict[str, Any]) -> dict[str, Any]:
     """Body of hook E1.hello: `EngineCore.nnrp_hello`, in the engine process."""
     del payload
-    scheduler = type(self.scheduler)
+    bases = self.scheduler.__class__.__mro__[:-1]
     policy = self.vllm_config.scheduler_config.policy
     return {
         **_about_this_process(),
-        "scheduler": [f"{base.__module__}.{base.__qualname__}" for base in scheduler.__mro__[:-1]],
+        "scheduler": [f"{base.__module__}.{base.__qualname__}" for base in bases],
         "batch_queue_size": self.batch_queue_size,
         "step": self.step_fn.__name__,
         "policy": str(getattr(policy, "value", policy)),
@@ -95,13 +95,13 @@ def frontend_hello() -> HelloReceipt:
     return _receipt("frontend", _about_this_process())
 
 
-async def hello_receipts(engine: Any, timeout: float) -> list[HelloReceipt]:
+async def hello_receipts(engine: Any, wait_s: float) -> list[HelloReceipt]:
     """The receipts of this process and of `engine`'s engine process, in that order.
 
-    `engine` is an AsyncLLM, `timeout` in seconds. Never raises for a process that does not answer.
+    `engine` is an AsyncLLM; waits `wait_s` seconds. Never raises for a process without answer.
     """
     try:
-        reply = await call_engine(engine, METHOD, {}, timeout=timeout)
+        reply = await call_engine(engine, METHOD, {}, wait_s=wait_s)
         answer = _receipt("engine", reply)
     except (NnrpSchedError, msgspec.ValidationError) as error:
         answer = HelloReceipt(process="engine", answered=False, problem=str(error))

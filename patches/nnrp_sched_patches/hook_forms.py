@@ -8,8 +8,9 @@ on top of it.
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
+import msgspec
 import wrapt
 
 from nnrp_sched_patches.bindings import HookForm
@@ -21,8 +22,6 @@ ABSENT: Final = object()
 
 MAX_FAILURES = 10
 """After so many failures of its body a hook turns itself off."""
-
-_MAX_DEPTH = 16
 
 
 class Switch:
@@ -69,7 +68,7 @@ def make_added(_raw: Any, body: Callable[..., Any], switch: Switch) -> Any:
         except Exception as error:
             switch.failed(error)
             return {"error": f"{type(error).__name__}: {error}"}
-        return reply if isinstance(reply, dict) else {"result": reply}
+        return {"result": reply} if not isinstance(reply, dict) else cast(dict[str, Any], reply)
 
     return method
 
@@ -99,27 +98,13 @@ MAKERS: dict[HookForm, Callable[[Any, Callable[..., Any], Switch], Any]] = {
 }
 
 
-def plain(value: Any, depth: int = 0) -> Any:
-    """A copy of `value` in builtins that msgpack encodes; anything else becomes its `repr`."""
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        # msgpack knows no wider integer, and the encoder would raise in the output thread.
-        fits = type(value) is not int or -(2**63) <= value < 2**64
-        return value if fits else str(value)
-    if depth >= _MAX_DEPTH:
-        return repr(value)
-    match value:
-        case dict():
-            items: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
-            return {
-                key if type(key) is str else str(key): plain(part, depth + 1)
-                for key, part in items.items()
-            }
-        case list() | tuple() | set() | frozenset():
-            parts: Any = value  # pyright: ignore[reportUnknownVariableType]
-            return [plain(part, depth + 1) for part in parts]
-        case bool() | int() | float() | str():
-            # Subclasses, enums among them: the value itself, without the class.
-            base = next(kind for kind in (int, float, str) if isinstance(value, kind))
-            return plain(base(value), depth + 1)
-        case _:
-            return repr(value)
+def plain(value: Any) -> Any:
+    """A copy of `value` in builtins that vLLM's encoder takes; what is none becomes its `repr`.
+
+    Raises an exception, of whatever type, for a value that cannot be had that way.
+    """
+    copy = msgspec.to_builtins(value, str_keys=True, enc_hook=repr)
+    # Integers beyond 64 bits are still in it, and the encoder of the output thread must not be the
+    # first to meet them.
+    msgspec.msgpack.encode(copy)
+    return copy

@@ -7,7 +7,8 @@ its app runs on a uvicorn server of our own that touches no signal.
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
+from importlib import import_module
 from typing import Any
 
 import anyio
@@ -27,7 +28,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def bind_socket(address: str) -> socket.socket:
-    """A socket bound to `address`, before the engine's slow start, so that a taken port shows early.
+    """A socket bound to `address`: done before the slow start, so that a taken port shows early.
 
     Raises EndpointError for a text that is no address and StartError when it cannot be had.
     """
@@ -58,20 +59,19 @@ def address_of(bound: socket.socket) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serve_app(
-    app: Any, bound: socket.socket, arguments: Any
-) -> AsyncGenerator[None, None]:
+async def serve_app(app: Any, bound: socket.socket, arguments: Any) -> AsyncGenerator[None, None]:
     """Serve vLLM's `app` on `bound` while the context is open; `arguments` are vLLM's own.
 
     Entered once requests are answered. Raises StartError when the app does not start.
     """
     server = _server(app, bound, arguments)
+    settled = _quieten(server)
     # vLLM's error handlers stop the server they find here when the engine is dead.
     app.state.server = server
     # A plain task: a task group would wrap every error of the caller's block in a group.
     task = asyncio.create_task(server.serve([bound]), name="vLLM HTTP server")
     try:
-        await server.settled.wait()
+        await settled.wait()
         if not server.started:
             raise StartError("vLLM's HTTP app did not start; its log above says why")
         yield
@@ -81,29 +81,27 @@ async def serve_app(
             await task
 
 
+def _quieten(server: Any) -> anyio.Event:
+    """Keep a uvicorn server off the process's signals; the event tells that its start is over."""
+    settled = anyio.Event()
+    startup = server.startup
+
+    async def startup_and_tell(*arguments: Any, **keywords: Any) -> None:
+        try:
+            await startup(*arguments, **keywords)
+        finally:
+            settled.set()
+
+    server.startup = startup_and_tell
+    server.capture_signals = contextlib.nullcontext
+    # What uvicorn had before it captured signals.
+    server.install_signal_handlers = lambda: None
+    return settled
+
+
 def _server(app: Any, bound: socket.socket, arguments: Any) -> Any:
     # uvicorn comes with vLLM; without vLLM nobody needs this module.
-    import uvicorn
-
-    class _QuietServer(uvicorn.Server):
-        def __init__(self, config: uvicorn.Config) -> None:
-            super().__init__(config)
-            self.settled = anyio.Event()
-
-        def install_signal_handlers(self) -> None:
-            """Older uvicorn: leave the process's signals alone."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Generator[None, None, None]:
-            """Newer uvicorn: leave the process's signals alone."""
-            yield
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            try:
-                await super().startup(sockets)
-            finally:
-                self.settled.set()
-
+    uvicorn = import_module("uvicorn")
     host, port = bound.getsockname()[:2]
     options = {
         name: getattr(arguments, name)
@@ -128,4 +126,4 @@ def _server(app: Any, bound: socket.socket, arguments: Any) -> Any:
         backlog=_BACKLOG,
         **options,
     )
-    return _QuietServer(config)
+    return uvicorn.Server(config)

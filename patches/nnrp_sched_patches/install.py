@@ -10,8 +10,9 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import wrapt
 from msgspec import Struct
@@ -66,7 +67,7 @@ class _Installed:
     def undo(self) -> bool:
         """Switch off, and restore the slot if ours is still on top; tells whether it was."""
         self.switch.on = False
-        if vars(self.owner).get(self.attribute) is not self.value:
+        if slots(self.owner).get(self.attribute) is not self.value:
             return False
         if self.raw is ABSENT:
             delattr(self.owner, self.attribute)
@@ -77,7 +78,7 @@ class _Installed:
     @property
     def reachable(self) -> bool:
         """Whether a call through the slot still comes by here, under another tool's wrapper."""
-        waiting = [vars(self.owner).get(self.attribute)]
+        waiting: list[Any] = [slots(self.owner).get(self.attribute)]
         seen: set[int] = set()
         while waiting:
             part = waiting.pop()
@@ -89,6 +90,11 @@ class _Installed:
             # A tool that read the slot through the class wrapped a bound form of ours.
             waiting += [getattr(part, name, None) for name in ("__wrapped__", "_self_parent")]
         return False
+
+
+def slots(owner: Any) -> Mapping[str, Any]:
+    """What a class or module itself holds, unbound: not what it inherits."""
+    return cast(Mapping[str, Any], vars(owner))
 
 
 class _Layer:
@@ -122,7 +128,7 @@ class _Layer:
                 old.switch.revive()
                 self.installed.append(old)
                 return
-        raw = vars(owner).get(attribute, ABSENT)
+        raw = slots(owner).get(attribute, ABSENT)
         _check(hook, owner, attribute)
         entry = _Installed(hook, owner, attribute, raw)
         body_module, _, body_name = hook.body.partition(":")
@@ -238,9 +244,9 @@ def _owner(hook: Hook, module: ModuleType) -> tuple[Any, str]:
     *path, attribute = hook.seam.name.split(".")
     owner: Any = module
     for part in path:
-        if part not in vars(owner):
+        if part not in slots(owner):
             raise UnsupportedVllm(f"{hook.seam} is missing in the running vLLM")
-        owner = vars(owner)[part]
+        owner = slots(owner)[part]
     return owner, attribute
 
 
@@ -256,8 +262,8 @@ def _check(hook: Hook, owner: Any, attribute: str) -> None:
 def _inherited(owner: Any, attribute: str) -> Any:
     """The raw slot of a base class: wrapping it leaves the base as it is."""
     for base in getattr(owner, "__mro__", ())[1:]:
-        if attribute in vars(base):
-            return vars(base)[attribute]
+        if attribute in slots(base):
+            return slots(base)[attribute]
     return ABSENT
 
 

@@ -74,7 +74,9 @@ async def chat_engine(
     await vllm["init_app_state"](llm, state, parsed, tasks)
     chat = getattr(state, "openai_serving_chat", None)
     if chat is None:
-        raise StartError(f"{parsed.model} does not serve chats: vLLM runs it for {', '.join(tasks)}")
+        raise StartError(
+            f"{parsed.model} does not serve chats: vLLM runs it for {', '.join(tasks)}"
+        )
     models = state.openai_serving_models
     names = [base.name for base in models.base_model_paths]
     names += list(getattr(models, "lora_requests", {}))
@@ -89,7 +91,7 @@ async def chat_engine(
 
 
 @contextlib.contextmanager
-def start_failures(errors: EngineErrors) -> Generator[None, None, None]:
+def start_failures(errors: EngineErrors) -> Generator[None]:
     """Turn whatever stops vLLM's start into a StartError that names the reason."""
     try:
         yield

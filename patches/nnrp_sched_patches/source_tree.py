@@ -95,6 +95,7 @@ def assigns_to_self(owner: ast.ClassDef, name: str) -> bool:
     """Whether the class's own `__init__` assigns `self.<name>` somewhere."""
     constructor = binding(owner.body, "__init__")
     for node in ast.walk(constructor) if constructor is not None else ():
+        assigned: list[ast.expr]
         match node:
             case ast.Assign(targets=targets):
                 assigned = targets
@@ -102,8 +103,8 @@ def assigns_to_self(owner: ast.ClassDef, name: str) -> bool:
                 assigned = [target]
             case _:
                 continue
-        for target in assigned:
-            match target:
+        for place in assigned:
+            match place:
                 case ast.Attribute(value=ast.Name(id="self"), attr=attribute) if attribute == name:
                     return True
                 case _:
