@@ -1,23 +1,65 @@
 """Two carriers joined in memory, for tests and for clients inside the server's process."""
 
+from collections import deque
+
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+import anyio.lowlevel
 
 from nnrp_sched.errors import ConnectionLost
 from nnrp_sched.transport.carrier import Carrier
 
 _PIECE_BYTES = 64 * 1024
-_MAX_PIECES = 16
+_LIMIT_BYTES = 1024 * 1024
+
+
+class _Pipe:
+    """One direction: bytes wait in pieces, at most `_LIMIT_BYTES` of them."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[bytes] = deque()
+        self._bytes = 0
+        self._closed = False
+        self._changed = anyio.Event()
+
+    async def put(self, piece: bytes) -> None:
+        await anyio.lowlevel.checkpoint()
+        while not self._closed and self._bytes + len(piece) > _LIMIT_BYTES:
+            await self._changed.wait()
+        if self._closed:
+            raise ConnectionLost("the other end of the memory carrier is closed")
+        self._pieces.append(piece)
+        self._bytes += len(piece)
+        self._notify()
+
+    async def get(self) -> bytes:
+        await anyio.lowlevel.checkpoint()
+        while not self._closed and not self._pieces:
+            await self._changed.wait()
+        if not self._pieces:
+            return b""
+        piece = self._pieces.popleft()
+        self._bytes -= len(piece)
+        self._notify()
+        return piece
+
+    def close_writing(self) -> None:
+        self._closed = True
+        self._notify()
+
+    def close_reading(self) -> None:
+        self._pieces.clear()
+        self._bytes = 0
+        self.close_writing()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
 
 
 class _MemoryCarrier:
-    """One end: bytes travel in pieces, so that what lies in between is bounded in bytes."""
+    """One end of a pair."""
 
-    def __init__(
-        self,
-        incoming: MemoryObjectReceiveStream[bytes],
-        outgoing: MemoryObjectSendStream[bytes],
-    ) -> None:
+    def __init__(self, incoming: _Pipe, outgoing: _Pipe) -> None:
         self._incoming = incoming
         self._outgoing = outgoing
 
@@ -26,29 +68,21 @@ class _MemoryCarrier:
         return "memory"
 
     async def receive(self) -> bytes:
-        try:
-            return await self._incoming.receive()
-        except (anyio.EndOfStream, anyio.ClosedResourceError):
-            return b""
+        return await self._incoming.get()
 
     async def send(self, data: bytes) -> None:
-        try:
-            if len(data) <= _PIECE_BYTES:
-                if data:
-                    await self._outgoing.send(data)
-                return
-            for start in range(0, len(data), _PIECE_BYTES):
-                await self._outgoing.send(data[start : start + _PIECE_BYTES])
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
-            raise ConnectionLost("the other end of the memory carrier is closed") from error
+        for start in range(0, len(data), _PIECE_BYTES):
+            await self._outgoing.put(data[start : start + _PIECE_BYTES])
 
     async def aclose(self) -> None:
-        self._incoming.close()
-        self._outgoing.close()
+        self._incoming.close_reading()
+        self._outgoing.close_writing()
 
 
 def memory_pair() -> tuple[Carrier, Carrier]:
-    """Two joined carriers; at most 1 MiB waits in each direction."""
-    to_second, from_first = anyio.create_memory_object_stream[bytes](_MAX_PIECES)
-    to_first, from_second = anyio.create_memory_object_stream[bytes](_MAX_PIECES)
-    return _MemoryCarrier(from_second, to_second), _MemoryCarrier(from_first, to_first)
+    """Two joined carriers; at most 1 MiB waits in each direction.
+
+    What was sent before a close still arrives; then the end of the stream follows.
+    """
+    there, back = _Pipe(), _Pipe()
+    return _MemoryCarrier(back, there), _MemoryCarrier(there, back)

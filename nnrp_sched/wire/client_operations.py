@@ -150,13 +150,14 @@ class ClientOperations(ConnectionMachine):
         )
 
     def _find_operation(self, packet: Packet, session: Session) -> Operation | None:
-        """The operation a result belongs to; None when it came after the terminal."""
+        """The operation a result belongs to; None when it came after the terminal.
+
+        A result for a frame that was never submitted is reported as it is: a fault of the server,
+        but none that our own operations should pay for.
+        """
         operation = session.operations.get(packet.frame_id)
         if operation is None and not session.frame_is_finished(packet.frame_id):
-            raise RemoteProtocolError(
-                f"{packet.message_type.name}: frame {packet.frame_id} was never submitted",
-                code=ErrorCode.INVALID_STATE,
-            )
+            self._on_advice(packet)
         return operation
 
     def _break_operation(self, session: Session, operation: Operation, fault: str) -> None:
