@@ -19,6 +19,7 @@ from nnrp_sched.transport import (
 )
 from nnrp_sched.wire import (
     ClientConnection,
+    ClientEvent,
     ConnectionCloseReceived,
     ConnectionFailed,
     ControlReceived,
@@ -103,7 +104,7 @@ class Connection:
         opening = _Opening()
         data = self._wire.open_session(priority=priority, max_in_flight=max_in_flight)
         self._openings.append(opening)
-        self._outbox.put_now(data)
+        self._outbox.put(data)
         with anyio.move_on_after(seconds):
             await opening.answered.wait()
         match opening.answer:
@@ -119,7 +120,7 @@ class Connection:
             return
         policy = InFlightPolicy.ABORT if session.in_flight else InFlightPolicy.DRAIN
         closed = self._closing[session.session_id] = anyio.Event()
-        self._outbox.put_now(self._wire.close_session(session.session_id, policy=policy))
+        self._outbox.put(self._wire.close_session(session.session_id, policy=policy))
         with anyio.move_on_after(_CLOSE_SECONDS):
             await closed.wait()
         self._closing.pop(session.session_id, None)
@@ -128,13 +129,18 @@ class Connection:
 
     async def read(self) -> None:
         """Feed the sessions until the connection ends."""
-        while not self._wire.closed:
-            data = await self._carrier.receive()
-            for event in self._wire.receive(data) if data else self._wire.receive_end():
-                self._handlers[type(event)](event)
-            if not data:
-                break
+        await self._carrier.deliver(self._take)
+        if not self._wire.closed:
+            self._handle(self._wire.receive_end())
         self._lose(ConnectionLost("the server closed the connection"))
+
+    def _take(self, data: bytes) -> None:
+        if not self._wire.closed:
+            self._handle(self._wire.receive(data))
+
+    def _handle(self, events: list[ClientEvent]) -> None:
+        for event in events:
+            self._handlers[type(event)](event)
 
     async def write(self) -> None:
         """Write what sessions want to send."""
@@ -142,7 +148,7 @@ class Connection:
 
     async def say_hello(self, seconds: float) -> None:
         """Send CLIENT_HELLO and wait for its answer; raises `PeerUnreachable`."""
-        self._outbox.put_now(self._wire.hello())
+        self._outbox.put(self._wire.hello())
         with anyio.move_on_after(seconds):
             await self._hello.wait()
         if self._lost is not None:
@@ -153,9 +159,7 @@ class Connection:
     async def aclose(self) -> None:
         """Say CLOSE, hand over what waits, close the carrier."""
         if not self._wire.closed:
-            self._outbox.put_now(self._wire.close())
-        with anyio.move_on_after(1):
-            await self._outbox.flush()
+            self._outbox.put(self._wire.close())
         self._lose(ConnectionLost("the connection was closed by this side"))
         await self._carrier.aclose()
 
@@ -175,7 +179,7 @@ class Connection:
     # --- events ---------------------------------------------------------------------------------
 
     def _on_reply(self, event: Reply) -> None:
-        self._outbox.put_now(event.data)
+        self._outbox.put(event.data)
 
     def _on_hello(self, _event: HelloAcknowledged) -> None:
         self._hello.set()

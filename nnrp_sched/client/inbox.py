@@ -1,8 +1,7 @@
 """What has arrived for one operation and was not read yet."""
 
+import asyncio
 from collections import deque
-
-import anyio
 
 from nnrp_sched.errors import NnrpSchedError
 from nnrp_sched.wire import OperationFailed, ResultDropped, ResultReceived
@@ -18,7 +17,7 @@ class Inbox:
     one, the terminal all.
     """
 
-    __slots__ = ("_documents", "_limit", "_terminal", "_wake", "overflowed")
+    __slots__ = ("_documents", "_limit", "_terminal", "_waiters", "overflowed")
 
     def __init__(self, limit: int) -> None:
         self.overflowed = False
@@ -26,7 +25,7 @@ class Inbox:
         self._limit = limit
         self._documents: deque[bytes] = deque()
         self._terminal: Terminal | None = None
-        self._wake: anyio.Event | None = None
+        self._waiters: list[asyncio.Future[None]] = []
 
     @property
     def finished(self) -> bool:
@@ -55,11 +54,12 @@ class Inbox:
                 return self._documents.popleft()
             if self._terminal is not None:
                 return self._terminal
-            if self._wake is None:
-                self._wake = anyio.Event()
-            await self._wake.wait()
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
 
     def _notify(self) -> None:
-        if self._wake is not None:
-            self._wake.set()
-            self._wake = None
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()

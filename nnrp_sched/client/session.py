@@ -100,13 +100,13 @@ class Session:
             self._places.release()
             raise
         inbox = self._inboxes[frame_id] = Inbox(_MAX_BUFFERED_EVENTS)
-        self._outbox.put_now(data)
+        self._outbox.put(data)
         return Submission(frame_id, operation_id, inbox)
 
     def cancel(self, frame_id: int, reason: str) -> None:
         """Send CANCEL for a frame; one that has ended needs none."""
         if frame_id in self._inboxes and not self._wire.closed:
-            self._outbox.put_now(
+            self._outbox.put(
                 self._wire.cancel(
                     self.session_id,
                     frame_id,

@@ -1,12 +1,14 @@
 """One frame's way back to its peer."""
 
-from nnrp_sched.errors import ConnectionLost
 from nnrp_sched.transport import Outbox
 from nnrp_sched.wire import DropReason, ServerConnection
 
 
 class FrameChannel:
-    """Turns an operation's events into packets of its frame."""
+    """Turns an operation's events into packets of its frame.
+
+    Once the connection has ended it sends nothing: the operation is about to be told.
+    """
 
     __slots__ = ("_frame_id", "_outbox", "_session_id", "_wire")
 
@@ -18,21 +20,24 @@ class FrameChannel:
         self._session_id = session_id
         self._frame_id = frame_id
 
-    async def send_partial(self, document: bytes) -> None:
-        """Send one event as PARTIAL_RESULT; waits while the peer's queue is full.
+    @property
+    def full(self) -> bool:
+        """Whether the peer reads too slowly for more events now."""
+        return self._outbox.full
 
-        Raises `ConnectionLost` once the connection has ended.
-        """
-        if self._wire.closed:
-            raise ConnectionLost("the connection ended before this event")
-        await self._outbox.put(
-            self._wire.partial_result(self._session_id, self._frame_id, document)
-        )
+    async def room(self) -> None:
+        """Wait until the peer has read enough."""
+        await self._outbox.wait_below(self._outbox.limit)
+
+    def send_partial(self, document: bytes) -> None:
+        """Send one event as PARTIAL_RESULT."""
+        if not self._wire.closed:
+            self._outbox.put(self._wire.partial_result(self._session_id, self._frame_id, document))
 
     def send_terminal(self, document: bytes, status_code: int) -> None:
         """Send the terminal document as RESULT_PUSH."""
         if not self._wire.closed:
-            self._outbox.put_now(
+            self._outbox.put(
                 self._wire.push_result(
                     self._session_id, self._frame_id, document, status_code=status_code
                 )
@@ -41,6 +46,6 @@ class FrameChannel:
     def send_drop(self, reason: DropReason, diagnostic: str) -> None:
         """End the operation with RESULT_DROP_REASON."""
         if not self._wire.closed:
-            self._outbox.put_now(
+            self._outbox.put(
                 self._wire.drop_result(self._session_id, self._frame_id, reason, diagnostic)
             )

@@ -118,8 +118,6 @@ class Connection:
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._end_operations(Ending.LOST)
-                    with anyio.move_on_after(1):
-                        await self._outbox.flush()
                     self._outbox.close()
                     await self._carrier.aclose()
                 tasks.cancel_scope.cancel()
@@ -130,7 +128,7 @@ class Connection:
             await self._wait_idle()
         await self._end_operations(Ending.SHUTDOWN)
         if not self._wire.closed:
-            self._outbox.put_now(self._wire.close("server_shutdown"))
+            self._outbox.put(self._wire.close("server_shutdown"))
         self._reading.cancel()
 
     async def _end_operations(self, ending: Ending) -> None:
@@ -155,12 +153,12 @@ class Connection:
                 # A peer that sends and never reads would grow the queue with our replies.
                 await self._outbox.wait_below(2 * self._limits.send_queue_bytes)
         if self._hello_scope.cancelled_caught:
-            self._outbox.put_now(self._wire.close("no CLIENT_HELLO arrived in time"))
+            self._outbox.put(self._wire.close("no CLIENT_HELLO arrived in time"))
 
     # --- events ---------------------------------------------------------------------------------
 
     def _on_reply(self, event: Reply) -> None:
-        self._outbox.put_now(event.data)
+        self._outbox.put(event.data)
 
     def _on_hello(self, _event: HelloReceived) -> None:
         self._hello_scope.deadline = math.inf
@@ -178,7 +176,7 @@ class Connection:
                 operation_credit=self._limits.max_in_flight,
             )
             self._sessions[session_id] = Session(session_id)
-        self._outbox.put_now(reply)
+        self._outbox.put(reply)
 
     def _on_submit(self, event: SubmitReceived) -> None:
         session = self._sessions[event.session_id]
@@ -238,7 +236,7 @@ class Connection:
     def _on_control(self, event: ControlReceived) -> None:
         if event.packet.message_type in _REFUSED:
             name = MessageType(event.packet.message_type).name.lower()
-            self._outbox.put_now(
+            self._outbox.put(
                 self._wire.recoverable_error(
                     ErrorCode.UNSUPPORTED_CAPABILITY,
                     f"{name}_unsupported",
@@ -264,7 +262,7 @@ class Connection:
         del self._sessions[session.session_id]
         if not self._wire.closed:
             self._wire.abandon_operations(session.session_id)
-            self._outbox.put_now(self._wire.acknowledge_session_close(session.session_id))
+            self._outbox.put(self._wire.acknowledge_session_close(session.session_id))
 
     def _on_session_failed(self, event: SessionFailed) -> None:
         session = self._sessions.get(event.session_id)

@@ -6,6 +6,7 @@ the engine, whatever events still come are not sent, and the terminal follows th
 """
 
 import logging
+from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Protocol
 
@@ -13,7 +14,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from nnrp_sched.engine.port import AbortReceipt, ChatCall, Engine
-from nnrp_sched.errors import BackendError, ConnectionLost, ProfileError, ProfileStreamError
+from nnrp_sched.errors import BackendError, ProfileError, ProfileStreamError
 from nnrp_sched.profile import Cancelled as CancelledEvent
 from nnrp_sched.profile import (
     ChatMapper,
@@ -48,8 +49,17 @@ _STATUS_CANCELLED = 499
 class OperationChannel(Protocol):
     """How an operation talks to its peer; the connection binds it to a session and a frame."""
 
-    async def send_partial(self, document: bytes) -> None:
-        """Send one event; waits while the peer's queue is full."""
+    @property
+    def full(self) -> bool:
+        """Whether the peer reads too slowly for more events now."""
+        ...
+
+    async def room(self) -> None:
+        """Wait until the peer has read enough."""
+        ...
+
+    def send_partial(self, document: bytes) -> None:
+        """Send one event."""
         ...
 
     def send_terminal(self, document: bytes, status_code: int) -> None:
@@ -113,7 +123,7 @@ class Operation:
                 await self._abort_done.wait()
             self._tasks = None
             tasks.cancel_scope.cancel()
-        await self._finish(outcome, mapper)
+        self._finish(self._verdict(outcome), mapper)
 
     async def _call(self, mapper: ChatMapper) -> Verdict:
         """Make the engine call: its completion, its failure, or nothing when ended early."""
@@ -128,8 +138,6 @@ class Operation:
                 return backend_profile_error(error)
             except ProfileStreamError as error:
                 return profile_error("tool_call_stream_invalid", str(error))
-            except ConnectionLost:
-                self._ending = Ending.LOST
             except Exception:
                 # The one boundary between the engine's code and ours: it must not take the
                 # connection down, and the peer gets a terminal whatever happened.
@@ -143,19 +151,17 @@ class Operation:
         """Send the events of a streaming call; its completion, or nothing when ended early."""
         async with aclosing(self._engine.stream(call)) as chunks:
             async for chunk in chunks:
-                if not await self._send(mapper.chunk(chunk)):
+                if self._ending is not None:
                     return Silent()
+                self._send(mapper.chunk(chunk))
+                if self._channel.full:
+                    await self._channel.room()
+        if self._ending is not None:
+            return Silent()
         *events, completed = mapper.finish()
+        self._send(events)
         assert isinstance(completed, Completed)
-        return completed if await self._send(events) else Silent()
-
-    async def _send(self, events: list[Event]) -> bool:
-        """Send events until the operation is ended; False once it is."""
-        for event in events:
-            if self._ending is not None:
-                return False
-            await self._channel.send_partial(encode_event(event))
-        return self._ending is None
+        return completed
 
     async def _expire(self, seconds: float) -> None:
         await anyio.sleep(seconds)
@@ -174,18 +180,14 @@ class Operation:
             self._call_scope.cancel()
             done.set()
 
-    async def _finish(self, outcome: Verdict, mapper: ChatMapper) -> None:
+    def _finish(self, verdict: Verdict, mapper: ChatMapper) -> None:
         """Close the open tool calls of a failure, then send the one terminal."""
-        verdict = self._verdict(outcome)
-        if isinstance(verdict, ProfileError):
-            for event in mapper.interrupt(message=verdict.message):
-                if self._muted or self._ending in OVERRIDING:
-                    break
-                await self._channel.send_partial(encode_event(event))
-        match self._verdict(outcome):  # Again: the session may have gone away meanwhile.
+        match verdict:
             case Completed() as completed:
                 self._channel.send_terminal(encode_event(completed), _STATUS_OK)
             case ProfileError() as failure:
+                if not self._muted:
+                    self._send(mapper.interrupt(message=failure.message))
                 self._channel.send_terminal(encode_event(error_document(failure)), failure.status)
             case Cancelled(reason):
                 document = encode_event(CancelledEvent(reason=reason))
@@ -194,6 +196,10 @@ class Operation:
                 self._channel.send_drop(reason, diagnostic)
             case Silent():
                 pass
+
+    def _send(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._channel.send_partial(encode_event(event))
 
     def _verdict(self, outcome: Verdict) -> Verdict:
         """What ends the operation: an ending from outside beats the outcome of the call."""

@@ -1,12 +1,13 @@
 """What a connection needs from whatever carries its bytes."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 
 class Carrier(Protocol):
     """One ordered, bounded byte stream in each direction.
 
-    One task may receive while another sends; two tasks must not do the same at once.
+    One task may receive while another writes; two tasks must not do the same at once.
     """
 
     @property
@@ -22,11 +23,28 @@ class Carrier(Protocol):
         """
         ...
 
-    async def send(self, data: bytes) -> None:
-        """Hand over all of `data`, waiting while the peer reads too slowly.
+    async def deliver(self, sink: Callable[[bytes], None]) -> None:
+        """Call `sink` with all further bytes as they arrive, until the end of the stream.
 
-        Raises `ConnectionLost` when the peer no longer takes bytes or we closed the carrier.
+        For a reader that never has to make the peer wait: it saves the task switch of `receive`.
+        What `sink` raises ends the delivery and leaves here.
         """
+        ...
+
+    def write(self, data: bytes) -> bool:
+        """Hand over all of `data` at once, without a task switch.
+
+        False when the peer reads too slowly: write nothing more before `drained` returned. On a
+        connection that has ended this does nothing; its end is `receive`'s to tell.
+        """
+        ...
+
+    async def drained(self) -> None:
+        """Wait until there is room for more, or the connection has ended."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """`write` and `drained` in one. Raises `ConnectionLost` when the connection has ended."""
         ...
 
     async def aclose(self) -> None:

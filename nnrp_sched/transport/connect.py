@@ -1,6 +1,6 @@
 """Connecting to an endpoint."""
 
-import anyio
+import asyncio
 
 from nnrp_sched.errors import PeerUnreachable
 from nnrp_sched.transport.carrier import Carrier
@@ -14,12 +14,17 @@ async def connect_carrier(endpoint: Endpoint) -> Carrier:
     Waits as long as the system does; bound it with a cancel scope. Raises `PeerUnreachable` that
     names the endpoint.
     """
+    loop = asyncio.get_running_loop()
     try:
         if endpoint.carrier == "unix":
-            return SocketCarrier(await anyio.connect_unix(endpoint.path), "unix")
-        # anyio sets TCP_NODELAY on every stream it connects or accepts.
-        return SocketCarrier(await anyio.connect_tcp(endpoint.host, endpoint.port), "tcp")
+            _, carrier = await loop.create_unix_connection(
+                lambda: SocketCarrier("unix"), endpoint.path
+            )
+        else:
+            # asyncio sets TCP_NODELAY on every TCP transport.
+            _, carrier = await loop.create_connection(
+                lambda: SocketCarrier("tcp"), endpoint.host, endpoint.port
+            )
     except OSError as error:
-        # anyio hides the reason of a failed TCP connect behind a general one.
-        reason = error.__cause__ if isinstance(error.__cause__, OSError) else error
-        raise PeerUnreachable(f"nobody answers at {endpoint}: {reason}") from error
+        raise PeerUnreachable(f"nobody answers at {endpoint}: {error}") from error
+    return carrier

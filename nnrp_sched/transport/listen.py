@@ -1,24 +1,19 @@
 """Listening on an endpoint."""
 
+import asyncio
 import errno
-import logging
 import os
 import socket
 import stat
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
-from anyio.abc import SocketAttribute, SocketListener, SocketStream, TaskGroup
 
 from nnrp_sched.errors import StartError
 from nnrp_sched.transport.carrier import Carrier
 from nnrp_sched.transport.endpoint import Endpoint
 from nnrp_sched.transport.socket_carrier import SocketCarrier
 
-logger = logging.getLogger(__name__)
-
-_ACCEPT_PAUSE_SECONDS = 0.1
 _BACKLOG = 1024
 _PRIVATE = 0o600
 """A unix socket is for its owner; others are let in by the directory's owner on purpose only."""
@@ -29,13 +24,15 @@ class Listener:
 
     def __init__(
         self,
-        listeners: Sequence[SocketListener],
+        sockets: Sequence[socket.socket],
         endpoint: Endpoint,
         socket_file: tuple[int, int] | None = None,
     ) -> None:
-        self._listeners = listeners
+        self._sockets = sockets
+        self._servers: list[asyncio.Server] = []
         self._endpoint = endpoint
-        self._closed = False
+        self._connected: asyncio.Queue[SocketCarrier | None] = asyncio.Queue()
+        """Connections on their way to their handlers; None once there will be no more."""
         self._socket_file = socket_file
         """Device and inode of our unix socket."""
 
@@ -51,9 +48,9 @@ class Listener:
         of them and leaves here. After `aclose` this returns once the running handlers have.
         """
         name = self._endpoint.carrier
+        loop = asyncio.get_running_loop()
 
-        async def handle(stream: SocketStream) -> None:
-            carrier = SocketCarrier(stream, name)
+        async def handle(carrier: Carrier) -> None:
             try:
                 await handler(carrier)
             finally:
@@ -61,39 +58,33 @@ class Listener:
                     await carrier.aclose()
 
         async with anyio.create_task_group() as tasks:
-            for listener in self._listeners:
-                tasks.start_soon(self._accept, listener, tasks, handle)
-
-    async def _accept(
-        self,
-        listener: SocketListener,
-        tasks: TaskGroup,
-        handle: Callable[[SocketStream], Coroutine[Any, Any, None]],
-    ) -> None:
-        """Take connections until the listener is closed; closing it leaves the handlers alone."""
-        while True:
+            for each in self._sockets:
+                server = await loop.create_server(
+                    lambda: SocketCarrier(name, self._connected.put_nowait),
+                    sock=each,
+                    backlog=_BACKLOG,
+                )
+                self._servers.append(server)
             try:
-                stream = await listener.accept()
-            except anyio.ClosedResourceError:
-                return
-            except (OSError, anyio.BrokenResourceError) as error:
-                if self._closed:
-                    return
-                # Out of file descriptors, most likely: those that are connected matter more.
-                logger.warning("no connection could be taken at %s: %s", self._endpoint, error)
-                await anyio.sleep(_ACCEPT_PAUSE_SECONDS)
-                continue
-            tasks.start_soon(handle, stream)
+                while (carrier := await self._connected.get()) is not None:
+                    tasks.start_soon(handle, carrier)
+            finally:
+                self._stop()
 
     async def aclose(self) -> None:
         """Stop listening and remove our unix socket; running handlers go on."""
-        self._closed = True
-        for listener in self._listeners:
-            await listener.aclose()
+        self._stop()
+        self._connected.put_nowait(None)
         if self._socket_file is not None:
             if _socket_file(self._endpoint.path) == self._socket_file:
                 os.unlink(self._endpoint.path)
             self._socket_file = None
+
+    def _stop(self) -> None:
+        for server in self._servers:
+            server.close()
+        for each in self._sockets:
+            each.close()
 
 
 async def listen(endpoint: Endpoint) -> Listener:
@@ -108,33 +99,38 @@ async def listen(endpoint: Endpoint) -> Listener:
 
 
 async def _listen_tcp(endpoint: Endpoint) -> Listener:
+    loop = asyncio.get_running_loop()
+    sockets: list[socket.socket] = []
+    port = endpoint.port
     try:
-        # anyio sets SO_REUSEADDR, so that a restarted server finds its port free.
-        multi = await anyio.create_tcp_listener(
-            local_host=endpoint.host, local_port=endpoint.port, backlog=_BACKLOG
-        )
+        for family, _, _, _, address in await loop.getaddrinfo(
+            endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            # SO_REUSEADDR comes with create_server: a restarted server finds its port free. With
+            # port 0 the first address chooses it for the others.
+            sockets.append(
+                socket.create_server((address[0], port), family=family, backlog=_BACKLOG)
+            )
+            port = sockets[0].getsockname()[1]
     except OSError as error:
+        for each in sockets:
+            each.close()
         raise _refusal(endpoint, error) from error
-    # They are socket listeners, which the declared type leaves out.
-    listeners = cast(Sequence[SocketListener], multi.listeners)
-    port = listeners[0].extra(SocketAttribute.local_port)
-    return Listener(listeners, Endpoint(scheme=endpoint.scheme, host=endpoint.host, port=port))
+    return Listener(sockets, Endpoint(scheme=endpoint.scheme, host=endpoint.host, port=port))
 
 
 async def _listen_unix(endpoint: Endpoint) -> Listener:
     _remove_stale_socket(endpoint)
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        raw.setblocking(False)
         # Nobody can connect before listen(), so the mode is right in time.
         raw.bind(endpoint.path)
         os.chmod(endpoint.path, _PRIVATE)
         raw.listen(_BACKLOG)
-        listener = await SocketListener.from_socket(raw)
     except OSError as error:
         raw.close()
         raise _refusal(endpoint, error) from error
-    return Listener([listener], endpoint, _socket_file(endpoint.path))
+    return Listener([raw], endpoint, _socket_file(endpoint.path))
 
 
 def _remove_stale_socket(endpoint: Endpoint) -> None:

@@ -1,6 +1,7 @@
 """Two carriers joined in memory, for tests and for clients inside the server's process."""
 
 from collections import deque
+from collections.abc import Callable
 
 import anyio
 import anyio.lowlevel
@@ -13,27 +14,31 @@ _LIMIT_BYTES = 1024 * 1024
 
 
 class _Pipe:
-    """One direction: bytes wait in pieces, at most `_LIMIT_BYTES` of them."""
+    """One direction: bytes wait in pieces; from `_LIMIT_BYTES` on it is full."""
 
     def __init__(self) -> None:
         self._pieces: deque[bytes] = deque()
         self._bytes = 0
-        self._closed = False
+        self.closed = False
         self._changed = anyio.Event()
 
-    async def put(self, piece: bytes) -> None:
-        await anyio.lowlevel.checkpoint()
-        while not self._closed and self._bytes + len(piece) > _LIMIT_BYTES:
+    @property
+    def full(self) -> bool:
+        return not self.closed and self._bytes >= _LIMIT_BYTES
+
+    def put(self, piece: bytes) -> None:
+        if not self.closed:
+            self._pieces.append(piece)
+            self._bytes += len(piece)
+            self._notify()
+
+    async def room(self) -> None:
+        while self.full:
             await self._changed.wait()
-        if self._closed:
-            raise ConnectionLost("the other end of the memory carrier is closed")
-        self._pieces.append(piece)
-        self._bytes += len(piece)
-        self._notify()
 
     async def get(self) -> bytes:
         await anyio.lowlevel.checkpoint()
-        while not self._closed and not self._pieces:
+        while not self.closed and not self._pieces:
             await self._changed.wait()
         if not self._pieces:
             return b""
@@ -43,7 +48,7 @@ class _Pipe:
         return piece
 
     def close_writing(self) -> None:
-        self._closed = True
+        self.closed = True
         self._notify()
 
     def close_reading(self) -> None:
@@ -70,9 +75,23 @@ class _MemoryCarrier:
     async def receive(self) -> bytes:
         return await self._incoming.get()
 
-    async def send(self, data: bytes) -> None:
+    async def deliver(self, sink: Callable[[bytes], None]) -> None:
+        while data := await self.receive():
+            sink(data)
+
+    def write(self, data: bytes) -> bool:
         for start in range(0, len(data), _PIECE_BYTES):
-            await self._outgoing.put(data[start : start + _PIECE_BYTES])
+            self._outgoing.put(data[start : start + _PIECE_BYTES])
+        return not self._outgoing.full
+
+    async def drained(self) -> None:
+        await self._outgoing.room()
+
+    async def send(self, data: bytes) -> None:
+        self.write(data)
+        await self.drained()
+        if self._outgoing.closed:
+            raise ConnectionLost("the other end of the memory carrier is closed")
 
     async def aclose(self) -> None:
         self._incoming.close_reading()
@@ -80,7 +99,7 @@ class _MemoryCarrier:
 
 
 def memory_pair() -> tuple[Carrier, Carrier]:
-    """Two joined carriers; at most 1 MiB waits in each direction.
+    """Two joined carriers; a direction is full with 1 MiB.
 
     What was sent before a close still arrives; then the end of the stream follows.
     """

@@ -1,118 +1,95 @@
-"""A bounded queue of bytes in front of a carrier, written by one task."""
+"""A bounded queue of bytes in front of a carrier."""
 
-from collections import deque
+import asyncio
 
 import anyio
 
-from nnrp_sched.errors import ConnectionLost
 from nnrp_sched.transport.carrier import Carrier
-
-_BATCH_BYTES = 256 * 1024
 
 
 class Outbox:
     """Everything one connection wants to send, in order.
 
-    Producers append without a task switch; the writer sends whatever has gathered since its last
-    write as one piece, so a burst of small packets costs one system call. `limit` is the number of
-    waiting bytes at which `put` starts to wait.
+    Producers append without a task switch. What gathers in one turn of the event loop goes to the
+    carrier as one piece at the end of it, so a burst of small packets costs one system call and a
+    single packet waits for nothing. When the carrier has no room, `run` waits for it and the queue
+    grows; from `limit` bytes on it is full, and its producers have to wait.
     """
 
     def __init__(self, carrier: Carrier, *, limit: int) -> None:
         self._carrier = carrier
-        self._limit = limit
-        self._waiting: deque[bytes] = deque()
+        self.limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[bytes] = []
         self._bytes = 0
         self._closed = False
-        self._filled: anyio.Event | None = None
-        self._drained: anyio.Event | None = None
-        self._flushed: anyio.Event | None = None
+        self._flushing = False
+        """Whether a flush is on its way, or `run` has it in hand."""
+        self._full = anyio.Event()
+        self._emptied: anyio.Event | None = None
 
     @property
     def waiting_bytes(self) -> int:
         """Bytes accepted and not yet handed to the carrier."""
         return self._bytes
 
-    def put_now(self, data: bytes) -> None:
-        """Append without waiting: for replies and terminals, whose number the state machines bound.
+    @property
+    def full(self) -> bool:
+        """Whether whoever can wait should `wait_below` the limit before adding more."""
+        return self._bytes >= self.limit
 
-        After the carrier is gone this does nothing: there is nobody left to tell.
+    def put(self, data: bytes) -> None:
+        """Append without waiting.
+
+        After the end of the connection this does nothing: there is nobody left to tell.
         """
         if self._closed:
             return
         self._waiting.append(data)
         self._bytes += len(data)
-        if self._filled is not None:
-            self._filled.set()
-            self._filled = None
-
-    async def put(self, data: bytes) -> None:
-        """Append, waiting while the queue is over its limit.
-
-        Raises `ConnectionLost` when the carrier is gone.
-        """
-        if self._bytes >= self._limit:
-            await self.wait_below(self._limit)
-        if self._closed:
-            raise ConnectionLost("the connection closed while an event was waiting to be sent")
-        self.put_now(data)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
 
     async def wait_below(self, limit: int) -> None:
-        """Wait until fewer than `limit` bytes wait, or the carrier is gone."""
+        """Wait until fewer than `limit` bytes wait, or the connection has ended."""
         while self._bytes >= limit and not self._closed:
-            if self._drained is None:
-                self._drained = anyio.Event()
-            await self._drained.wait()
+            if self._emptied is None:
+                self._emptied = anyio.Event()
+            await self._emptied.wait()
 
     async def run(self) -> None:
-        """Write until closed, cancelled or the carrier fails; then wake everyone who waits."""
+        """Resume whenever the carrier has room again; until closed or cancelled."""
         try:
             while not self._closed:
-                if not self._waiting:
-                    self._notify_flushed()
-                    self._filled = anyio.Event()
-                    await self._filled.wait()
-                    continue
-                batch = self._take()
-                await self._carrier.send(batch)
-                self._bytes -= len(batch)
-                if self._drained is not None:
-                    self._drained.set()
-                    self._drained = None
-        except ConnectionLost:
-            return  # The reader sees the same loss and ends the connection.
+                await self._full.wait()
+                self._full = anyio.Event()
+                await self._carrier.drained()
+                self._flush()
         finally:
             self.close()
 
-    async def flush(self) -> None:
-        """Wait until everything appended so far is with the carrier, or the carrier is gone."""
-        if self._bytes and not self._closed:
-            if self._flushed is None:
-                self._flushed = anyio.Event()
-            await self._flushed.wait()
-
     def close(self) -> None:
-        """Take nothing more, forget what waits, and wake everyone who waits."""
+        """Hand over what waits, take nothing more, and wake everyone who waits."""
+        if not self._closed:
+            self._write()
         self._closed = True
+        self._full.set()
+
+    def _flush(self) -> None:
+        """Hand everything over; when the carrier is full, leave the next time to `run`."""
+        if self._closed or self._write():
+            self._flushing = False
+        else:
+            self._full.set()
+
+    def _write(self) -> bool:
+        if not self._waiting:
+            return True
+        data = self._waiting[0] if len(self._waiting) == 1 else b"".join(self._waiting)
         self._waiting.clear()
         self._bytes = 0
-        self._notify_flushed()
-        for event in (self._drained, self._filled):
-            if event is not None:
-                event.set()
-
-    def _take(self) -> bytes:
-        first = self._waiting.popleft()
-        if not self._waiting or len(first) >= _BATCH_BYTES:
-            return first
-        batch = [first]
-        size = len(first)
-        while self._waiting and size < _BATCH_BYTES:
-            batch.append(self._waiting.popleft())
-            size += len(batch[-1])
-        return b"".join(batch)
-
-    def _notify_flushed(self) -> None:
-        if self._flushed is not None:
-            self._flushed.set()
-            self._flushed = None
+        if self._emptied is not None:
+            self._emptied.set()
+            self._emptied = None
+        return self._carrier.write(data)
