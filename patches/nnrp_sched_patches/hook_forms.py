@@ -1,13 +1,14 @@
 """The forms a hook can take, one maker each. No form ever raises into vLLM.
 
-A maker gets the raw class slot (or `ABSENT`) and the body, and returns what to put in the slot. Its
-`Switch` turns the hook off for good, where the slot cannot be restored because another tool wrapped
-on top of it.
+A maker gets the owner, its raw slot (or `ABSENT`) and the body; it returns what to put in the slot.
+The `Switch` turns the hook off where the slot cannot be restored, because another tool wrapped on
+top of it.
 """
 
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any, Final, cast
 
 import msgspec
@@ -51,7 +52,7 @@ class Switch:
             _LOGGER.error("hook %s failed %d times and is off now", self.name, self.failures)
 
 
-def make_added(_raw: Any, body: Callable[..., Any], switch: Switch) -> Any:
+def make_added(_owner: Any, _raw: Any, body: Callable[..., Any], switch: Switch) -> Any:
     """A method for vLLM's utility RPC: one explicit parameter in, plain values out.
 
     vLLM inspects the signature, so it is the body's own. An exception or a value that msgpack
@@ -73,8 +74,9 @@ def make_added(_raw: Any, body: Callable[..., Any], switch: Switch) -> Any:
     return method
 
 
-def make_after(raw: Any, body: Callable[..., Any], switch: Switch) -> Any:
+def make_after(owner: Any, raw: Any, body: Callable[..., Any], switch: Switch) -> Any:
     """Call `body(instance, result)` when the wrapped method has returned."""
+    takes_self = isinstance(owner, type) and isinstance(raw, FunctionType)
 
     def wrapper(
         wrapped: Callable[..., Any],
@@ -84,7 +86,8 @@ def make_after(raw: Any, body: Callable[..., Any], switch: Switch) -> Any:
     ) -> Any:
         result = wrapped(*args, **kwargs)
         try:
-            body(instance, result)
+            # Another tool that wrapped ours may call it unbound: the instance comes as an argument.
+            body(args[0] if instance is None and takes_self else instance, result)
         except Exception as error:
             switch.failed(error)
         return result
@@ -92,7 +95,7 @@ def make_after(raw: Any, body: Callable[..., Any], switch: Switch) -> Any:
     return wrapt.FunctionWrapper(raw, wrapper, enabled=switch)
 
 
-MAKERS: dict[HookForm, Callable[[Any, Callable[..., Any], Switch], Any]] = {
+MAKERS: dict[HookForm, Callable[[Any, Any, Callable[..., Any], Switch], Any]] = {
     HookForm.ADDED: make_added,
     HookForm.AFTER: make_after,
 }

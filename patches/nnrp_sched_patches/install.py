@@ -1,8 +1,8 @@
 """Puts the hooks of a binding into vLLM's classes, all or none, and takes them out again exactly.
 
-The state belongs to one process: a forked child inherits the patched classes and this module's
-state with them, and goes on with its own copy (hooks.md 1.5). Modules that vLLM has not imported
-yet get their hooks when it does.
+Modules that vLLM has not imported yet get their hooks when it does. A forked child inherits the
+patched classes and this module's state with them, and vLLM does not load the plugin there again
+(hooks.md 1.5), so both go on together.
 """
 
 import importlib
@@ -75,6 +75,11 @@ class _Installed:
             setattr(self.owner, self.attribute, self.raw)
         return True
 
+    def status(self, state: str) -> HookStatus:
+        """The hook in `state`, unless its failures turned it off."""
+        shown = TURNED_OFF if state == INSTALLED and not self.switch.on else state
+        return HookStatus(self.hook.name, str(self.hook.seam), shown, self.switch.failures)
+
     @property
     def reachable(self) -> bool:
         """Whether a call through the slot still comes by here, under another tool's wrapper."""
@@ -97,85 +102,119 @@ def slots(owner: Any) -> Mapping[str, Any]:
     return cast(Mapping[str, Any], vars(owner))
 
 
-class _Layer:
+class PatchLayer:
+    """The hooks of one process. The process's own is behind this module's functions."""
+
     def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.lock = threading.RLock()
-        self.binding: Binding | None = None
-        self.installed: list[_Installed] = []
-        self.left: list[_Installed] = []
-        self.waiting: dict[str, list[Hook]] = {}
-        self.problem: str | None = None
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._binding: Binding | None = None
+        self._installed: list[_Installed] = []
+        self._left: list[_Installed] = []
+        self._waiting: dict[str, list[Hook]] = {}
+        # wrapt cannot take an import hook back, so each module gets one at most.
+        self._watched: set[str] = set()
+        self._problem: str | None = None
 
-    @property
-    def active(self) -> bool:
-        return self.binding is not None
+    def activate(self, binding: Binding) -> LayerStatus:
+        """Install every hook of `binding`; without effect while the layer is active."""
+        with self._here():
+            if self._binding is not None:
+                return self._status()
+            self._problem = None
+            try:
+                for hook in binding.family.hooks:
+                    module = sys.modules.get(hook.seam.module)
+                    if module is None:
+                        self._waiting.setdefault(hook.seam.module, []).append(hook)
+                    else:
+                        self._install(hook, module)
+                self._binding = binding
+                for name in list(self._waiting):
+                    if name not in self._watched:
+                        self._watched.add(name)
+                        wrapt.register_post_import_hook(self._imported, name)
+            except BaseException:
+                self._take_out()
+                raise
+            return self._status()
 
-    def after_fork(self) -> "_Layer":
-        """The child's own state: same hooks, same classes, another process."""
-        child = _Layer()
-        child.binding = self.binding
-        child.installed, child.left = list(self.installed), list(self.left)
-        child.waiting = {module: list(hooks) for module, hooks in self.waiting.items()}
-        child.problem = self.problem
-        return child
-
-    def install(self, hook: Hook, module: ModuleType) -> None:
-        owner, attribute = _owner(hook, module)
-        for old in self.left:
-            if old.owner is owner and old.attribute == attribute and old.reachable:
-                self.left.remove(old)
-                old.switch.revive()
-                self.installed.append(old)
-                return
-        raw = slots(owner).get(attribute, ABSENT)
-        _check(hook, owner, attribute)
-        entry = _Installed(hook, owner, attribute, raw)
-        body_module, _, body_name = hook.body.partition(":")
-        body = getattr(importlib.import_module(body_module), body_name)
-        inner = _inherited(owner, attribute) if raw is ABSENT else raw
-        entry.value = MAKERS[hook.form](inner, body, entry.switch)
-        setattr(owner, attribute, entry.value)
-        self.installed.append(entry)
-
-    def take_out(self) -> None:
-        """Undo everything, newest first; what another tool covers stays, switched off."""
-        self.binding = None
-        self.waiting = {}
-        while self.installed:
-            entry = self.installed.pop()
-            if not entry.undo():
-                self.left.append(entry)
-                _LOGGER.warning("hook %s %s at %s", entry.hook.name, LEFT, entry.hook.seam)
+    def deactivate(self) -> LayerStatus:
+        """Take every hook out."""
+        with self._here():
+            self._take_out()
+            return self._status()
 
     def status(self) -> LayerStatus:
-        hooks = [_status(entry, INSTALLED) for entry in self.installed]
+        """What is installed, waiting, or left in place."""
+        with self._here():
+            return self._status()
+
+    def _here(self) -> threading.RLock:
+        """The lock of this process. A forked child has its parent's memory, classes included."""
+        if self._pid != os.getpid():
+            # Another thread of the parent may have held the old lock at the fork.
+            self._pid, self._lock = os.getpid(), threading.RLock()
+        return self._lock
+
+    def _imported(self, module: ModuleType) -> None:
+        """vLLM imported a module that may have hooks waiting; must not raise into that import."""
+        with self._here():
+            try:
+                for hook in self._waiting.pop(module.__name__, ()):
+                    self._install(hook, module)
+            except Exception as error:
+                self._problem = str(error)
+                self._take_out()
+                _LOGGER.error("the patch layer took itself out: %s", error)
+
+    def _install(self, hook: Hook, module: ModuleType) -> None:
+        owner, attribute = _owner(hook, module)
+        for old in self._left:
+            if old.owner is owner and old.attribute == attribute and old.reachable:
+                # Ours from an earlier activation, under another tool's wrapper.
+                self._left.remove(old)
+                old.switch.revive()
+                self._installed.append(old)
+                return
+        _check(hook, owner, attribute)
+        entry = _Installed(hook, owner, attribute, slots(owner).get(attribute, ABSENT))
+        body_module, _, body_name = hook.body.partition(":")
+        body = getattr(importlib.import_module(body_module), body_name)
+        inner = _inherited(owner, attribute) if entry.raw is ABSENT else entry.raw
+        entry.value = MAKERS[hook.form](owner, inner, body, entry.switch)
+        setattr(owner, attribute, entry.value)
+        self._installed.append(entry)
+
+    def _take_out(self) -> None:
+        """Undo everything, newest first; what another tool covers stays, switched off."""
+        self._binding = None
+        self._waiting = {}
+        while self._installed:
+            entry = self._installed.pop()
+            if not entry.undo():
+                self._left.append(entry)
+                _LOGGER.warning("hook %s %s at %s", entry.hook.name, LEFT, entry.hook.seam)
+
+    def _status(self) -> LayerStatus:
+        hooks = [entry.status(INSTALLED) for entry in self._installed]
         hooks += [
             HookStatus(name=hook.name, place=str(hook.seam), state=WAITING)
-            for waiting in self.waiting.values()
+            for waiting in self._waiting.values()
             for hook in waiting
         ]
-        hooks += [_status(entry, LEFT) for entry in self.left]
+        hooks += [entry.status(LEFT) for entry in self._left]
         return LayerStatus(
-            active=self.active,
-            pid=self.pid,
-            version=self.binding.version if self.binding else None,
-            binding=self.binding.family.name if self.binding else None,
+            active=self._binding is not None,
+            pid=self._pid,
+            version=self._binding.version if self._binding else None,
+            binding=self._binding.family.name if self._binding else None,
             hooks=tuple(hooks),
-            problem=self.problem,
+            problem=self._problem,
         )
 
 
-_layer = _Layer()
-_watched_modules: set[str] = set()
-"""Modules with an import hook of ours: wrapt cannot take one back, so each gets one at most."""
-
-
-def _current() -> _Layer:
-    global _layer
-    if _layer.pid != os.getpid():
-        _layer = _layer.after_fork()
-    return _layer
+_LAYER = PatchLayer()
 
 
 def activate(binding: Binding | None = None) -> LayerStatus:
@@ -184,60 +223,18 @@ def activate(binding: Binding | None = None) -> LayerStatus:
     Raises UnsupportedVllm when version, probes or a seam do not fit. Whatever it raises, nothing
     stays installed.
     """
-    layer = _current()
-    with layer.lock:
-        if layer.active:
-            return layer.status()
-        chosen = binding or bind_installed()
-        layer.problem = None
-        try:
-            for hook in chosen.family.hooks:
-                module = sys.modules.get(hook.seam.module)
-                if module is None:
-                    layer.waiting.setdefault(hook.seam.module, []).append(hook)
-                else:
-                    layer.install(hook, module)
-            layer.binding = chosen
-            for name in layer.waiting:
-                _watch(name)
-        except BaseException:
-            layer.take_out()
-            raise
-        return layer.status()
+    current = _LAYER.status()
+    return current if current.active else _LAYER.activate(binding or bind_installed())
 
 
 def deactivate() -> LayerStatus:
     """Take every hook out; the status tells what had to be left in place, switched off."""
-    layer = _current()
-    with layer.lock:
-        layer.take_out()
-        return layer.status()
+    return _LAYER.deactivate()
 
 
 def status() -> LayerStatus:
     """The layer in this process."""
-    layer = _current()
-    with layer.lock:
-        return layer.status()
-
-
-def _watch(name: str) -> None:
-    if name not in _watched_modules:
-        _watched_modules.add(name)
-        wrapt.register_post_import_hook(_imported, name)
-
-
-def _imported(module: ModuleType) -> None:
-    """vLLM imported a module that may have hooks waiting; must not raise into that import."""
-    layer = _current()
-    with layer.lock:
-        try:
-            for hook in layer.waiting.pop(module.__name__, ()):
-                layer.install(hook, module)
-        except Exception as error:
-            layer.problem = str(error)
-            layer.take_out()
-            _LOGGER.error("the patch layer took itself out: %s", error)
+    return _LAYER.status()
 
 
 def _owner(hook: Hook, module: ModuleType) -> tuple[Any, str]:
@@ -265,8 +262,3 @@ def _inherited(owner: Any, attribute: str) -> Any:
         if attribute in slots(base):
             return slots(base)[attribute]
     return ABSENT
-
-
-def _status(entry: _Installed, state: str) -> HookStatus:
-    shown = TURNED_OFF if state == INSTALLED and not entry.switch.on else state
-    return HookStatus(entry.hook.name, str(entry.hook.seam), shown, entry.switch.failures)

@@ -1,0 +1,49 @@
+"""One real vLLM on the embedded model, shared by the tests that only talk to it.
+
+A machine without vLLM fails these tests. `NNRP_SCHED_ENGINE=absent` leaves them out on purpose.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from nnrp_sched_patches.launch import LaunchOptions, Serving, launch
+
+_HERE = Path(__file__).parent
+_SHARED = "serving"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep this folder's tests in one worker, those with engines of their own first."""
+    ours = [item for item in items if item.path.is_relative_to(_HERE)]
+    rest = [item for item in items if not item.path.is_relative_to(_HERE)]
+    if os.environ.get("NNRP_SCHED_ENGINE") == "absent":
+        config.hook.pytest_deselected(items=ours)
+        items[:] = rest
+        return
+    for item in ours:
+        item.add_marker(pytest.mark.xdist_group("engine"))
+        # vLLM's start alone takes up to a minute on two busy cores.
+        item.add_marker(pytest.mark.timeout(400))
+        # vLLM and what it imports warn of their own affairs.
+        item.add_marker(pytest.mark.filterwarnings("default"))
+    # Two engines at once are too much for a small machine: the shared one starts last, and stays.
+    ours.sort(key=lambda item: _SHARED in getattr(item, "fixturenames", ()))
+    # First of all, so that with two workers nothing waits for the engine at the end.
+    items[:] = [*ours, *rest]
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """For fixtures that live as long as the session."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+async def serving(anyio_backend: str) -> AsyncIterator[Serving]:
+    """A patched vLLM with its HTTP server."""
+    async with launch(LaunchOptions(http="127.0.0.1:0", patch=True)) as running:
+        yield running

@@ -1,0 +1,190 @@
+"""Stopping chats of a real engine: nothing stays behind, and the neighbours go on."""
+
+from typing import Any
+
+import anyio
+import pytest
+
+from nnrp_sched.engine.port import ChatCall
+from nnrp_sched.errors import BackendError
+from nnrp_sched_patches.launch import Serving
+from nnrp_sched_patches.vllm_engine import ABORTED_STATUS
+
+pytestmark = pytest.mark.anyio
+
+MODEL = "SmolLM2-135M-Instruct"
+
+
+def body(**members: Any) -> dict[str, Any]:
+    """A chat that would go on for long."""
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "Count."}]}
+    return {**chat, "temperature": 0, "max_tokens": 1500, "ignore_eos": True, **members}
+
+
+def _left_behind(serving: Serving) -> tuple[int, ...]:
+    processor = serving.engine.async_llm.output_processor
+    return (
+        len(processor.request_states),
+        len(processor.parent_requests),
+        len(processor.external_req_ids),
+        serving.engine.calls_in_flight,
+    )
+
+
+async def _engine_is_idle(serving: Serving) -> None:
+    """Come back when the engine has nothing to do and the frontend has forgotten everything."""
+    with anyio.fail_after(60):
+        # One short chat gets through a full engine only when the aborted ones are out of it.
+        await serving.engine.complete(ChatCall("after", body(max_tokens=1)))
+    assert _left_behind(serving) == (0, 0, 0, 0)
+
+
+async def test_an_aborted_stream_ends_with_what_it_had(serving: Serving) -> None:
+    finished: list[str] = []
+    receipts: list[Any] = []
+    with anyio.fail_after(60):
+        chunks = 0
+        async for chunk in serving.engine.stream(ChatCall("one", body(stream=True))):
+            chunks += 1
+            finished += [choice["finish_reason"] for choice in chunk["choices"]]
+            if chunks == 5:
+                receipts.append(await serving.engine.abort("one"))
+    (receipt,) = receipts
+    assert (receipt.state, receipt.accepted, receipt.authoritative) == ("running", True, False)
+    assert 1 <= receipt.tokens <= 20
+    assert finished[-1] == "abort"
+    await _engine_is_idle(serving)
+
+
+async def test_an_aborted_whole_answer_comes_at_once_with_what_it_had(serving: Serving) -> None:
+    answers: list[Any] = []
+
+    async def serve() -> None:
+        answers.append(await serving.engine.complete(ChatCall("one", body())))
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve)
+            async for _ in serving.engine.stream(
+                ChatCall("clock", body(stream=True, max_tokens=8))
+            ):
+                pass
+            receipt = await serving.engine.abort("one")
+    assert receipt.accepted
+    assert answers[0]["choices"][0]["finish_reason"] == "abort"
+    assert answers[0]["usage"]["completion_tokens"] < 1500
+    await _engine_is_idle(serving)
+
+
+async def test_an_abort_in_the_first_moment_is_answered_and_final(serving: Serving) -> None:
+    outcomes: list[Any] = []
+
+    async def serve() -> None:
+        try:
+            outcomes.append(await serving.engine.complete(ChatCall("one", body())))
+        except BackendError as error:
+            outcomes.append(error)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve)
+            while not serving.engine.calls_in_flight:
+                await anyio.lowlevel.checkpoint()
+            receipt = await serving.engine.abort("one")
+    assert receipt.accepted
+    (outcome,) = outcomes
+    if receipt.state == "admitting":
+        assert isinstance(outcome, BackendError)
+        assert outcome.status == ABORTED_STATUS
+    else:
+        assert outcome["choices"][0]["finish_reason"] == "abort"
+    await _engine_is_idle(serving)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 20, 200])
+async def test_a_call_cancelled_at_any_moment_leaves_nothing_behind(
+    serving: Serving, steps: int
+) -> None:
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for number in range(4):
+                tasks.start_soon(serving.engine.complete, ChatCall(f"{number}", body()))
+            for _ in range(steps):
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+    await _engine_is_idle(serving)
+
+
+async def test_a_stream_left_early_leaves_nothing_behind(serving: Serving) -> None:
+    with anyio.fail_after(60):
+        stream = serving.engine.stream(ChatCall("one", body(stream=True)))
+        await anext(stream)
+        await stream.aclose()
+    await _engine_is_idle(serving)
+
+
+async def test_several_choices_are_aborted_together_and_leave_no_parent(serving: Serving) -> None:
+    chat = body(stream=True, n=3, temperature=1.0, seed=1)
+    finished: dict[int, str] = {}
+    with anyio.fail_after(60):
+        chunks = 0
+        async for chunk in serving.engine.stream(ChatCall("one", chat)):
+            chunks += 1
+            for choice in chunk["choices"]:
+                finished[choice["index"]] = choice["finish_reason"]
+            if chunks == 12:
+                receipt = await serving.engine.abort("one")
+                assert (receipt.state, receipt.accepted) == ("running", True)
+    assert finished == {0: "abort", 1: "abort", 2: "abort"}
+    await _engine_is_idle(serving)
+
+
+async def test_an_abort_of_an_unknown_or_ended_call_says_so(serving: Serving) -> None:
+    with anyio.fail_after(60):
+        await serving.engine.complete(ChatCall("done", body(max_tokens=2)))
+        for request_id in ("done", "never"):
+            receipt = await serving.engine.abort(request_id)
+            assert (receipt.state, receipt.accepted) == ("unknown", False)
+
+
+async def test_two_calls_with_one_id_are_not_mixed_up(serving: Serving) -> None:
+    texts: list[str] = []
+
+    async def serve(question: str) -> None:
+        chat = body(ignore_eos=False, max_tokens=20) | {
+            "messages": [{"role": "user", "content": question}]
+        }
+        answer = await serving.engine.complete(ChatCall("same", chat))
+        texts.append(answer["choices"][0]["message"]["content"])
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve, "What is the capital of France?")
+            tasks.start_soon(serve, "What is the capital of Italy?")
+    assert any("Paris" in text for text in texts)
+    assert any("Rome" in text for text in texts)
+
+
+async def test_an_abort_leaves_the_neighbours_text_as_it_was(serving: Serving) -> None:
+    question = body(ignore_eos=False, max_tokens=30) | {
+        "messages": [{"role": "user", "content": "What is the capital of France?"}]
+    }
+    with anyio.fail_after(120):
+        alone = await serving.engine.complete(ChatCall("alone", question))
+        answers: list[Any] = []
+
+        async def serve() -> None:
+            answers.append(await serving.engine.complete(ChatCall("neighbour", question)))
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(3):
+                tasks.start_soon(serving.engine.complete, ChatCall(f"victim-{number}", body()))
+            tasks.start_soon(serve)
+            async for _ in serving.engine.stream(
+                ChatCall("clock", body(stream=True, max_tokens=4))
+            ):
+                pass
+            for number in range(3):
+                await serving.engine.abort(f"victim-{number}")
+    text = answers[0]["choices"][0]["message"]["content"]
+    assert text == alone["choices"][0]["message"]["content"]

@@ -1,0 +1,69 @@
+"""Starts that must fail with a text for the user, on a real vLLM."""
+
+import socket
+from pathlib import Path
+
+import anyio
+import pytest
+
+from nnrp_sched.errors import StartError, UnsupportedVllm
+from nnrp_sched_patches import bindings, install
+from nnrp_sched_patches.http_server import address_of
+from nnrp_sched_patches.launch import LaunchOptions, launch
+from nnrp_sched_patches.seam import Seam, SeamKind
+
+pytestmark = pytest.mark.anyio
+
+
+async def _refusal(options: LaunchOptions) -> str:
+    with anyio.fail_after(200), pytest.raises(StartError) as failure:
+        async with launch(options):
+            pass
+    return str(failure.value)
+
+
+async def test_a_flag_that_vllm_does_not_have() -> None:
+    text = await _refusal(LaunchOptions(model="m", vllm_arguments=("--no-such-flag",)))
+    assert "--no-such-flag" in text
+
+
+async def test_a_model_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    text = await _refusal(LaunchOptions(model=str(tmp_path / "no-such-model")))
+    assert "no-such-model" in text
+
+
+async def test_a_taken_http_port_shows_before_the_engine_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        text = await _refusal(LaunchOptions(http=address_of(taken)))
+    assert "--http" in text
+
+
+async def test_an_engine_process_that_dies_at_its_start_is_named_with_its_own_error() -> None:
+    # Fits the frontend's checks and not the memory: only the engine process can find that out.
+    text = await _refusal(LaunchOptions(vllm_arguments=("--kv-cache-memory-bytes", "100000")))
+    assert "KV cache" in text
+
+
+async def test_a_missing_seam_stops_a_patched_start_before_anything_is_touched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = Seam("vllm.v1.engine.core", "EngineCore.no_such_method", SeamKind.FUNCTION)
+    (family,) = bindings.FAMILIES
+    changed = bindings.Family(
+        name=family.name,
+        versions=family.versions,
+        tested=family.tested,
+        probes=family.probes,
+        hooks=family.hooks,
+        relied_on=(*family.relied_on, gone),
+    )
+    monkeypatch.setattr(bindings, "FAMILIES", (changed,))
+    with anyio.fail_after(60), pytest.raises(UnsupportedVllm) as refusal:
+        async with launch(LaunchOptions(patch=True)):
+            pass
+    text = str(refusal.value)
+    assert str(gone) in text
+    assert "tested on a real engine" in text
+    assert refusal.value.exit_code == 4
+    assert not install.status().active
