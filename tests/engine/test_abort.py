@@ -4,8 +4,9 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
-from nnrp_sched.engine.port import ChatCall
+from nnrp_sched.engine.port import AbortReceipt, ChatCall
 from nnrp_sched.errors import BackendError
 from nnrp_sched_patches.launch import Serving
 from nnrp_sched_patches.vllm_engine import ABORTED_STATUS
@@ -39,9 +40,16 @@ async def _engine_is_idle(serving: Serving) -> None:
     assert _left_behind(serving) == (0, 0, 0, 0)
 
 
+async def _tokens_later(serving: Serving, tokens: int) -> None:
+    """Come back when the engine has made so many tokens: a clock that runs with the engine."""
+    chat = body(stream=True, max_tokens=tokens)
+    async for _ in serving.engine.stream(ChatCall("clock", chat)):
+        pass
+
+
 async def test_an_aborted_stream_ends_with_what_it_had(serving: Serving) -> None:
     finished: list[str] = []
-    receipts: list[Any] = []
+    receipts: list[AbortReceipt] = []
     with anyio.fail_after(60):
         chunks = 0
         async for chunk in serving.engine.stream(ChatCall("one", body(stream=True))):
@@ -51,6 +59,7 @@ async def test_an_aborted_stream_ends_with_what_it_had(serving: Serving) -> None
                 receipts.append(await serving.engine.abort("one"))
     (receipt,) = receipts
     assert (receipt.state, receipt.accepted, receipt.authoritative) == ("running", True, False)
+    assert receipt.tokens is not None
     assert 1 <= receipt.tokens <= 20
     assert finished[-1] == "abort"
     await _engine_is_idle(serving)
@@ -58,6 +67,7 @@ async def test_an_aborted_stream_ends_with_what_it_had(serving: Serving) -> None
 
 async def test_an_aborted_whole_answer_comes_at_once_with_what_it_had(serving: Serving) -> None:
     answers: list[Any] = []
+    receipts: list[AbortReceipt] = []
 
     async def serve() -> None:
         answers.append(await serving.engine.complete(ChatCall("one", body())))
@@ -65,12 +75,9 @@ async def test_an_aborted_whole_answer_comes_at_once_with_what_it_had(serving: S
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve)
-            async for _ in serving.engine.stream(
-                ChatCall("clock", body(stream=True, max_tokens=8))
-            ):
-                pass
-            receipt = await serving.engine.abort("one")
-    assert receipt.accepted
+            await _tokens_later(serving, 8)
+            receipts.append(await serving.engine.abort("one"))
+    assert receipts[0].accepted
     assert answers[0]["choices"][0]["finish_reason"] == "abort"
     assert answers[0]["usage"]["completion_tokens"] < 1500
     await _engine_is_idle(serving)
@@ -78,6 +85,7 @@ async def test_an_aborted_whole_answer_comes_at_once_with_what_it_had(serving: S
 
 async def test_an_abort_in_the_first_moment_is_answered_and_final(serving: Serving) -> None:
     outcomes: list[Any] = []
+    receipts: list[AbortReceipt] = []
 
     async def serve() -> None:
         try:
@@ -89,8 +97,9 @@ async def test_an_abort_in_the_first_moment_is_answered_and_final(serving: Servi
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve)
             while not serving.engine.calls_in_flight:
-                await anyio.lowlevel.checkpoint()
-            receipt = await serving.engine.abort("one")
+                await checkpoint()
+            receipts.append(await serving.engine.abort("one"))
+    (receipt,) = receipts
     assert receipt.accepted
     (outcome,) = outcomes
     if receipt.state == "admitting":
@@ -110,7 +119,7 @@ async def test_a_call_cancelled_at_any_moment_leaves_nothing_behind(
             for number in range(4):
                 tasks.start_soon(serving.engine.complete, ChatCall(f"{number}", body()))
             for _ in range(steps):
-                await anyio.lowlevel.checkpoint()
+                await checkpoint()
             tasks.cancel_scope.cancel()
     await _engine_is_idle(serving)
 
@@ -180,10 +189,7 @@ async def test_an_abort_leaves_the_neighbours_text_as_it_was(serving: Serving) -
             for number in range(3):
                 tasks.start_soon(serving.engine.complete, ChatCall(f"victim-{number}", body()))
             tasks.start_soon(serve)
-            async for _ in serving.engine.stream(
-                ChatCall("clock", body(stream=True, max_tokens=4))
-            ):
-                pass
+            await _tokens_later(serving, 4)
             for number in range(3):
                 await serving.engine.abort(f"victim-{number}")
     text = answers[0]["choices"][0]["message"]["content"]

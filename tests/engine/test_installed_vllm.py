@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nnrp_sched.errors import UnsupportedVllm
-from nnrp_sched_patches.bindings import FAMILIES, Family, bind, bind_installed
+from nnrp_sched_patches.bindings import FAMILIES, bind
 from nnrp_sched_patches.seam import Seam, SeamKind
 from nnrp_sched_patches.serving_seams import serving_faults
 from nnrp_sched_patches.version import InstalledVllm, installed_vllm
@@ -19,10 +19,6 @@ def _installed() -> InstalledVllm:
     found = installed_vllm()
     assert found is not None, "vLLM is not installed: run make setup"
     return found
-
-
-def _family() -> Family:
-    return bind_installed().family
 
 
 def test_the_installed_version_is_bound_and_an_anchor() -> None:
@@ -44,22 +40,27 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _without(source: str, seam: Seam) -> str:
-    """The source with the seam's name changed, or for one that must be absent, put there."""
+    """The source with the seam's name changed, or put there when it must be absent."""
     tree = ast.parse(source)
     *owners, name = seam.name.split(".")
     for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and node.name == owners[-1:][0] if owners else False:
-            assert isinstance(node, ast.ClassDef)
-            if seam.kind is SeamKind.ABSENT:
-                node.body += ast.parse(f"def {name}(self): pass").body
-            for part in ast.walk(node):
-                if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) and part.name == name:
-                    part.name = f"renamed_{name}"
-                if isinstance(part, ast.Attribute) and part.attr == name:
-                    part.attr = f"renamed_{name}"
-        if not owners and isinstance(node, ast.ClassDef) and node.name == name:
+        if not isinstance(node, ast.ClassDef) or node.name != (owners or [name])[-1]:
+            continue
+        if not owners:
             node.name = f"renamed_{name}"
+        elif seam.kind is SeamKind.ABSENT:
+            node.body += ast.parse(f"def {name}(self): pass").body
+        else:
+            _rename_members(node, name)
     return ast.unparse(tree)
+
+
+def _rename_members(owner: ast.ClassDef, name: str) -> None:
+    for part in ast.walk(owner):
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) and part.name == name:
+            part.name = f"renamed_{name}"
+        if isinstance(part, ast.Attribute) and part.attr == name:
+            part.attr = f"renamed_{name}"
 
 
 @pytest.mark.parametrize("seam", FAMILIES[-1].seams, ids=str)

@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from nnrp_sched.errors import UnsupportedVllm
 from nnrp_sched_patches import bindings
@@ -78,7 +79,7 @@ def test_no_vllm_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_families_do_not_overlap_and_name_a_tested_version_inside_their_range() -> None:
     for family in FAMILIES:
         for version in family.tested:
-            assert bindings.family_of(bindings.Version(version)) is family
+            assert bindings.family_of(Version(version)) is family
 
 
 def test_every_hook_body_exists_in_the_patch_layer() -> None:

@@ -3,8 +3,8 @@
 import shutil
 import subprocess
 import sys
-from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,7 +34,10 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
         for name, content in _FILES.items():
             (folder / name).write_bytes(content)
 
-    monkeypatch.setattr(embedded_model, "_download", lambda scratch: scratch / "file.gguf")
+    def download(scratch: Path) -> Path:
+        return scratch / "file.gguf"
+
+    monkeypatch.setattr(embedded_model, "_download", download)
     monkeypatch.setattr(embedded_model, "_run", run)
     return times
 
@@ -106,8 +109,10 @@ def test_what_a_killed_preparation_left_is_cleared_away(made: list[Path]) -> Non
 def test_too_small_a_disk_is_told_before_the_download(
     made: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1, 1, 100 << 20))
+    def usage(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=100 << 20)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
     with pytest.raises(EmbeddedModelError, match="100 MB are free"):
         prepare()
     assert made == []

@@ -129,10 +129,10 @@ async def test_the_death_of_the_engine_ends_the_call_at_once() -> None:
 
 async def test_an_engine_that_is_busy_is_silent_and_not_gone() -> None:
     engine = _Engine(_never)
-    engine.output_handler = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
+    engine.output_handler = alive = asyncio.create_task(_never("", {}))
     with anyio.fail_after(5), pytest.raises(EngineSilent):
         await call_engine(engine, "nnrp_hello", {}, wait_s=0.01)
-    engine.output_handler.cancel()
+    alive.cancel()
 
 
 async def test_a_cancelled_caller_leaves_no_call_behind() -> None:

@@ -68,7 +68,10 @@ def test_an_added_method_has_the_one_explicit_parameter_that_vllm_asks_for() -> 
 
 
 def test_an_added_method_that_is_switched_off_says_so() -> None:
+    def body(self: Any, payload: dict[str, Any]) -> dict[str, Any]:
+        return {"fine": True}
+
     switch = Switch("E9")
-    method = make_added(object, ABSENT, lambda self, payload: {"fine": True}, switch)
+    method = make_added(object, ABSENT, body, switch)
     switch.on = False
     assert method(object(), {}) == {"error": "hook E9 is off"}

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import os
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from nnrp_sched.errors import UnsupportedVllm
 from nnrp_sched_patches.bindings import HookForm
 from nnrp_sched_patches.hook_forms import MAX_FAILURES
-from nnrp_sched_patches.install import INSTALLED, LEFT, TURNED_OFF, WAITING, PatchLayer
+from nnrp_sched_patches.install import INSTALLED, LEFT, TURNED_OFF, WAITING, PatchLayer, slots
 from tests.support.toy_vllm import (
     BODIES,
     ENGINE,
@@ -40,7 +41,7 @@ EVERY_KIND = (
 def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the module `LATE` importable."""
     (tmp_path / f"{LATE}.py").write_text(late_source())
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
 
 def _states(layer: PatchLayer) -> dict[str, str]:
@@ -140,6 +141,11 @@ def test_a_failure_of_any_sort_in_the_middle_leaves_none_installed(
     assert class_slots(toy.Engine) == before
 
 
+def _step(toy: types.SimpleNamespace, through_the_class: bool) -> Any:
+    """Our wrapper as another tool finds it: bound by the class, or raw."""
+    return toy.Engine.step if through_the_class else slots(toy.Engine)["step"]
+
+
 def _foreign(wrapped: Any, seen: list[Any]) -> Any:
     @functools.wraps(wrapped)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -155,10 +161,10 @@ def test_under_another_tools_wrapper_ours_stays_switched_off_and_says_so(
 ) -> None:
     layer.activate(binding(hook(STEP)))
     seen: list[Any] = []
-    ours = toy.Engine.step if read_through_the_class else vars(toy.Engine)["step"]
+    ours = _step(toy, read_through_the_class)
     toy.Engine.step = theirs = _foreign(ours, seen)
     status = layer.deactivate()
-    assert vars(toy.Engine)["step"] is theirs
+    assert slots(toy.Engine)["step"] is theirs
     assert [hook_status.state for hook_status in status.hooks] == [LEFT]
     assert toy.Engine(1).step(1) == 2
     assert (seen, toy.calls) == (["foreign"], [])
@@ -169,7 +175,7 @@ def test_a_hook_left_in_place_is_switched_on_again_and_not_doubled(
     toy: types.SimpleNamespace, layer: PatchLayer, read_through_the_class: bool
 ) -> None:
     layer.activate(binding(hook(STEP)))
-    ours = toy.Engine.step if read_through_the_class else vars(toy.Engine)["step"]
+    ours = _step(toy, read_through_the_class)
     toy.Engine.step = _foreign(ours, [])
     layer.deactivate()
     layer.activate(binding(hook(STEP)))
@@ -181,9 +187,9 @@ def test_a_hook_left_in_place_is_switched_on_again_and_not_doubled(
 def test_when_the_other_tool_threw_our_wrapper_away_a_new_one_is_installed(
     toy: types.SimpleNamespace, layer: PatchLayer
 ) -> None:
-    raw = vars(toy.Engine)["step"]
+    raw = slots(toy.Engine)["step"]
     layer.activate(binding(hook(STEP)))
-    toy.Engine.step = _foreign(vars(toy.Engine)["step"], [])
+    toy.Engine.step = _foreign(slots(toy.Engine)["step"], [])
     layer.deactivate()
     toy.Engine.step = raw
     layer.activate(binding(hook(STEP)))
@@ -194,10 +200,10 @@ def test_when_the_other_tool_threw_our_wrapper_away_a_new_one_is_installed(
 def test_a_wrapper_that_was_there_before_ours_is_restored(
     toy: types.SimpleNamespace, layer: PatchLayer
 ) -> None:
-    toy.Engine.step = theirs = _foreign(vars(toy.Engine)["step"], [])
+    toy.Engine.step = theirs = _foreign(slots(toy.Engine)["step"], [])
     layer.activate(binding(hook(STEP)))
     layer.deactivate()
-    assert vars(toy.Engine)["step"] is theirs
+    assert slots(toy.Engine)["step"] is theirs
 
 
 def test_a_module_imported_later_gets_its_hooks_then(
@@ -217,7 +223,7 @@ def test_a_module_imported_after_deactivation_is_left_alone(
     layer.activate(binding(hook(ARRIVE)))
     layer.deactivate()
     module = importlib.import_module(LATE)
-    assert type(vars(module.Late)["arrive"]) is types.FunctionType
+    assert type(slots(module.Late)["arrive"]) is types.FunctionType
 
 
 def test_a_later_module_that_does_not_fit_takes_every_hook_out_and_imports_fine(
@@ -280,5 +286,5 @@ def test_a_forked_child_has_the_hooks_and_can_undo_them_for_itself(
 def test_the_body_module_is_not_needed_before_a_hook_is_installed(
     toy: types.SimpleNamespace, layer: PatchLayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(__import__("sys").modules, BODIES)
+    monkeypatch.delitem(sys.modules, BODIES)
     assert layer.activate(binding(hook(ARRIVE))).active

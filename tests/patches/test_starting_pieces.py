@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +27,18 @@ _CONFIG: dict[str, Any] = {
 }
 
 
+def _points(*names: str) -> Callable[[str], SimpleNamespace]:
+    def entry_points(group: str) -> SimpleNamespace:
+        return SimpleNamespace(names={*names})
+
+    return entry_points
+
+
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VLLM_PLUGINS", "VLLM_USE_RUST_FRONTEND", "VLLM_LOGGING_CONFIG_PATH"):
         monkeypatch.delenv(name, raising=False)
-    points = SimpleNamespace(names={"nnrp_sched"})
-    monkeypatch.setattr(child_environment, "entry_points", lambda group: points)
+    monkeypatch.setattr(child_environment, "entry_points", _points("nnrp_sched"))
 
 
 def test_only_the_gate_is_set_where_all_plugins_are_allowed() -> None:
@@ -65,8 +72,7 @@ def test_the_rust_frontend_cannot_be_patched(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_package_without_its_entry_point_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = SimpleNamespace(names=set[str]())
-    monkeypatch.setattr(child_environment, "entry_points", lambda group: points)
+    monkeypatch.setattr(child_environment, "entry_points", _points())
     with pytest.raises(StartError, match="entry point"):
         patch_variables()
 
@@ -120,7 +126,7 @@ def test_a_taken_port_is_told_with_the_way_out() -> None:
 
 
 def test_a_host_that_is_not_ours_is_told() -> None:
-    with pytest.raises(StartError, match="192.0.2.1:80"):
+    with pytest.raises(StartError, match=r"192\.0\.2\.1:80"):
         bind_socket("192.0.2.1:80")
 
 
@@ -168,7 +174,7 @@ def test_a_failed_start_names_the_engines_own_error(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_without_vllm_the_way_to_get_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "installed_vllm", lambda: None)
-    with pytest.raises(StartError, match="make\\s+setup"):
+    with pytest.raises(StartError, match=r"make\s+setup"):
         async with launch.launch(LaunchOptions()):
             pass
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nnrp_sched_patches import version
 from nnrp_sched_patches.version import InstalledVllm, installed_vllm, version_of_source
 
 
@@ -56,5 +57,5 @@ def test_the_installed_package_is_found_in_a_process_that_never_imports_it(tmp_p
 
 
 def test_no_vllm_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nnrp_sched_patches.version.find_spec", lambda name: None)
+    monkeypatch.setattr(version, "find_spec", dict[str, None]().get)
     assert installed_vllm() is None

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from nnrp_sched.engine.port import ChatCall, EngineDescription
+from nnrp_sched.engine.port import AbortReceipt, ChatCall, EngineDescription
 from nnrp_sched.errors import BackendError
 from nnrp_sched_patches.backend_errors import from_error_object, from_validation_error
 from nnrp_sched_patches.vllm_engine import ABORTED_STATUS, VllmEngine, parse_event
@@ -131,11 +131,11 @@ async def test_an_error_inside_the_stream_is_raised_after_what_came_before() -> 
         return _events('data: {"a":1}\n\n', f"data: {error}\n\n", DONE)
 
     engine, _, _ = _engine(answer)
-    chunks: list[Any] = []
-    with anyio.fail_after(5), pytest.raises(BackendError, match="boom") as failure:
-        async for chunk in engine.stream(ChatCall("one", {"stream": True})):
-            chunks.append(chunk)
-    assert chunks == [{"a": 1}]
+    stream = engine.stream(ChatCall("one", {"stream": True}))
+    with anyio.fail_after(5):
+        assert await anext(stream) == {"a": 1}
+        with pytest.raises(BackendError, match="boom") as failure:
+            await anext(stream)
     assert (failure.value.status, failure.value.error_type) == (503, "InternalServerError")
 
 
@@ -194,6 +194,7 @@ async def test_abort_of_a_registered_call_goes_by_internal_id_and_tells_its_toke
 
     engine, llm, chat = _engine(answer)
     replies: list[Any] = []
+    receipts: list[AbortReceipt] = []
 
     async def serve() -> None:
         replies.append(await engine.complete(ChatCall("one", {})))
@@ -202,8 +203,9 @@ async def test_abort_of_a_registered_call_goes_by_internal_id_and_tells_its_toke
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve)
             await registered.wait()
-            receipt = await engine.abort("one")
+            receipts.append(await engine.abort("one"))
             aborted.set()
+    (receipt,) = receipts
     assert (receipt.state, receipt.accepted, receipt.tokens) == (state, True, tokens)
     assert llm.aborted == [((f"{_external(chat.bodies[0])}#0",), True)]
     assert replies == [{"finish_reason": "abort"}]
@@ -243,6 +245,7 @@ async def test_abort_while_vllm_admits_ends_the_call_with_its_own_error(streams:
 
     engine, llm, _ = _engine(answer)
     failures: list[BackendError] = []
+    receipts: list[AbortReceipt] = []
 
     async def serve() -> None:
         with pytest.raises(BackendError) as failure:
@@ -257,7 +260,8 @@ async def test_abort_while_vllm_admits_ends_the_call_with_its_own_error(streams:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve)
             await admitting.wait()
-            receipt = await engine.abort("one")
+            receipts.append(await engine.abort("one"))
+    (receipt,) = receipts
     assert (receipt.state, receipt.accepted, receipt.tokens) == ("admitting", True, 0)
     assert [failure.status for failure in failures] == [ABORTED_STATUS]
     assert engine.calls_in_flight == 0

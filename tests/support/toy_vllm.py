@@ -82,7 +82,8 @@ def toy_modules() -> Generator[types.SimpleNamespace]:
     bodies: Any = types.ModuleType(BODIES)
     bodies.record, bodies.fail, bodies.hello = _record(calls), _fail, _hello
     engine: Any = types.ModuleType(ENGINE)
-    exec(_SOURCES[ENGINE], vars(engine))
+    namespace: dict[str, Any] = engine.__dict__
+    exec(_SOURCES[ENGINE], namespace)
     sys.modules.update({BODIES: bodies, ENGINE: engine})
     try:
         yield types.SimpleNamespace(Engine=engine.Engine, Base=engine.Base, calls=calls)
