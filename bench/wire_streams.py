@@ -31,6 +31,8 @@ import aiohttp
 import anyio
 import msgspec
 import uvicorn
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from nnrp_sched.client import Session, connect
 from nnrp_sched.engine.port import AbortReceipt, ChatBody, ChatCall, EngineDescription
@@ -110,15 +112,16 @@ async def serve_raw(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
     writer.close()
 
 
-async def serve_events(scope: Any, _receive: Any, send: Any) -> None:
-    """Server-sent events, as a bare ASGI application."""
+async def serve_events(scope: Scope, receive: Receive, send: Send) -> None:
+    """Server-sent events by starlette's StreamingResponse, as vLLM serves them."""
     count, gap = scope["query_string"].decode().split("&")
-    headers = [(b"content-type", b"text/event-stream")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    async for each in chunks(int(count), float(gap)):
-        data = b"data: " + msgspec.json.encode(each) + b"\n\n"
-        await send({"type": "http.response.body", "body": data, "more_body": True})
-    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        async for each in chunks(int(count), float(gap)):
+            yield b"data: " + msgspec.json.encode(each) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    await StreamingResponse(events(), media_type="text/event-stream")(scope, receive, send)
 
 
 def run_servers(pipe: Pipe) -> None:

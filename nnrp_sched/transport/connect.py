@@ -21,7 +21,6 @@ async def connect_carrier(endpoint: Endpoint) -> Carrier:
                 lambda: SocketCarrier("unix"), endpoint.path
             )
         else:
-            # asyncio sets TCP_NODELAY on every TCP transport.
             _, carrier = await loop.create_connection(
                 lambda: SocketCarrier("tcp"), endpoint.host, endpoint.port
             )

@@ -10,9 +10,10 @@ from nnrp_sched.transport.carrier import Carrier
 class Outbox:
     """Everything one connection wants to send, in order.
 
-    Producers append without a task switch. What gathers in one turn of the event loop goes to the
-    carrier as one piece at the end of it, so a burst of small packets costs one system call and a
-    single packet waits for nothing. When the carrier has no room, `run` waits for it and the queue
+    Producers append without a task switch. The first packet of a turn of the event loop goes to the
+    carrier at once; what follows in the same turn goes as one piece at its end. So a packet alone
+    waits for nothing and a burst costs two system calls. When the carrier has no room, `run` waits
+    for it and the queue
     grows; from `limit` bytes on it is full, and its producers have to wait.
     """
 
@@ -24,7 +25,7 @@ class Outbox:
         self._bytes = 0
         self._closed = False
         self._flushing = False
-        """Whether a flush is on its way, or `run` has it in hand."""
+        """Whether this turn's flush is on its way, or `run` has it in hand."""
         self._full = anyio.Event()
         self._emptied: anyio.Event | None = None
 
@@ -49,7 +50,10 @@ class Outbox:
         self._bytes += len(data)
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            if self._write():
+                self._loop.call_soon(self._flush)
+            else:
+                self._full.set()
 
     async def wait_below(self, limit: int) -> None:
         """Wait until fewer than `limit` bytes wait, or the connection has ended."""

@@ -6,6 +6,7 @@ every send, which together cost more than the rest of an event's way (bench/wire
 """
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import cast
@@ -112,6 +113,10 @@ class SocketCarrier(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is connected."""
         self._transport = cast(asyncio.Transport, transport)
+        if self._name == "tcp":
+            # asyncio does this by itself only for sockets made with an explicit protocol number.
+            raw = self._transport.get_extra_info("socket")
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._connected is not None:
             self._connected(self)
 

@@ -1,0 +1,319 @@
+"""What holds for any bytes, any cutting and any order of commands, on both machines."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from nnrp_sched.errors import LocalProtocolError
+from nnrp_sched.wire import (
+    CancelReceived,
+    ClientConnection,
+    ConnectionFailed,
+    ControlReceived,
+    DropReason,
+    Limits,
+    OperationFailed,
+    Packet,
+    PartialReceived,
+    Reply,
+    ResultDropped,
+    ResultReceived,
+    ServerConnection,
+    SessionClosed,
+    SessionCloseReceived,
+    SessionFailed,
+    SessionOpened,
+    SessionOpenReceived,
+    SubmitReceived,
+    encode_packet,
+)
+from nnrp_sched.wire.enums import MessageType
+from tests.support.wire_machines import Pair, only, packets, replies, with_operation
+from tests.support.wire_packets import SUPPORTED, legal_packets, raw_bytes, sample
+
+M = MessageType
+Machine = ServerConnection | ClientConnection
+
+STARTS: dict[str, Callable[[], Machine]] = {
+    "a new server": ServerConnection,
+    "a new client": ClientConnection,
+    "a server with an operation": lambda: with_operation().server,
+    "a client with an operation": lambda: with_operation().client,
+}
+machines = pytest.mark.parametrize("start", STARTS)
+
+
+def feed(machine: Machine, *pieces: bytes) -> list[Any]:
+    """Every event of the pieces and of the end; what the machine answers is whole packets."""
+    events: list[Any] = []
+    for piece in pieces:
+        events.extend(machine.receive(piece))
+    events.extend(machine.receive_end())
+    replies(events)
+    failures = [event for event in events if isinstance(event, ConnectionFailed)]
+    assert failures == [] or events[-1:] == failures
+    return events
+
+
+@machines
+@given(data=st.binary(max_size=300))
+def test_random_bytes_give_events_and_nothing_else(start: str, data: bytes) -> None:
+    feed(STARTS[start](), data)
+
+
+@machines
+@given(packet=st.sampled_from(SUPPORTED).flatmap(legal_packets))
+def test_any_legal_packet_gives_events_and_nothing_else(start: str, packet: Packet) -> None:
+    feed(STARTS[start](), encode_packet(packet))
+
+
+@st.composite
+def near_misses(draw: st.DrawFn) -> bytes:
+    """A stream of samples for the operation in flight, with some bytes changed."""
+    kinds = draw(st.lists(st.sampled_from(list(M)), min_size=1, max_size=5))
+    data = bytearray(b"".join(encode_packet(sample(kind)) for kind in kinds))
+    for _ in range(draw(st.integers(0, 3))):
+        place = draw(st.integers(0, len(data) - 1))
+        data[place] = draw(st.sampled_from([0, 1, 2, 0x7F, 0x80, 0xFF, data[place] ^ 1]))
+    cut = draw(st.integers(0, len(data)))
+    return bytes(data[: cut or len(data)])
+
+
+@machines
+@given(data=near_misses())
+@settings(max_examples=300)
+def test_packets_with_changed_bytes_give_events_and_nothing_else(start: str, data: bytes) -> None:
+    feed(STARTS[start](), data)
+
+
+@machines
+@given(data=near_misses(), cuts=st.sets(st.integers(0, 700), max_size=8))
+def test_any_cutting_of_the_bytes_gives_the_same_events(
+    start: str, data: bytes, cuts: set[int]
+) -> None:
+    places = sorted(min(cut, len(data)) for cut in cuts)
+    pieces = [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True)]
+    whole = [comparable(event) for event in feed(STARTS[start](), data)]
+    assert [comparable(event) for event in feed(STARTS[start](), *pieces)] == whole
+
+
+def comparable(event: Any) -> Any:
+    """An event as a value; requests and errors compare by identity otherwise."""
+    if isinstance(event, ConnectionFailed):
+        return (str(event.error), event.error.code, event.error.scope)
+    if isinstance(event, SessionOpenReceived):
+        return (event.open, event.body)
+    return event
+
+
+@given(kind=st.sampled_from([M.FRAME_SUBMIT, M.CANCEL, M.PARTIAL_RESULT]), bit=st.integers(0, 2000))
+def test_one_flipped_bit_never_reaches_another_operation(kind: MessageType, bit: int) -> None:
+    pair = with_operation()
+    pair.submit(operation_id=5)
+    data = bytearray(raw_bytes(sample(kind, session_id=7)))
+    place = bit // 8 % len(data)
+    data[place] ^= 1 << bit % 8
+    for event in pair.server.receive(bytes(data)):
+        if isinstance(event, CancelReceived):
+            assert (event.frame_id, event.operation_id) == (1, 901)
+        if isinstance(event, SubmitReceived):
+            assert event.frame_id > 2
+
+
+# --- both machines back to back -----------------------------------------------------------------
+
+TERMINALS = (ResultReceived, ResultDropped, OperationFailed)
+LIMITS = Limits(max_sessions=3, max_in_flight=4, tombstones=8)
+Frame = tuple[int, int]
+
+
+class BackToBack(RuleBasedStateMachine):
+    """Commands in any order on both ends, bytes delayed at will: the two never disagree.
+
+    Whatever is sent is legal by construction of the machines, so no fault may ever be seen, every
+    operation ends exactly once, and its events arrive complete and in order.
+    """
+
+    frames: Bundle[Frame] = Bundle("frames")
+
+    @initialize()
+    def greet(self) -> None:
+        pair = Pair(LIMITS)
+        self.server, self.client = pair.server, pair.client
+        self.to_server, self.to_client = bytearray(), bytearray()
+        self.next_session, self.next_operation = 1, 1
+        self.requests: list[SessionOpenReceived] = []
+        self.closing: set[int] = set()
+        self.in_flight: set[Frame] = set()
+        self.sent: dict[Frame, list[bytes]] = {}
+        self.received: dict[Frame, list[bytes]] = {}
+        self.ended: dict[Frame, int] = {}
+        self.aborted: set[Frame] = set()
+
+    # --- the client's commands
+
+    @rule()
+    def open_session(self) -> None:
+        self.attempt(self.to_server, lambda: self.client.open_session(max_in_flight=3))
+
+    @rule(target=frames, choice=st.integers(0, 10))
+    def submit(self, choice: int) -> Frame:
+        sessions = self.client.session_ids or (99,)
+        session_id = sessions[choice % len(sessions)]
+        self.next_operation += 1
+        try:
+            frame_id, data = self.client.submit(session_id, b"{}", operation_id=self.next_operation)
+        except LocalProtocolError:
+            return (session_id, 0)
+        self.to_server += data
+        self.ended[session_id, frame_id] = 0
+        self.received[session_id, frame_id] = []
+        self.sent[session_id, frame_id] = []
+        return (session_id, frame_id)
+
+    @rule(frame=frames, how=st.sampled_from(["cancel", "abort", "frame_cancel"]))
+    def cancel(self, frame: Frame, how: str) -> None:
+        done = self.attempt(self.to_server, lambda: getattr(self.client, how)(*frame))
+        if done and how == "abort":
+            self.aborted.add(frame)
+
+    @rule(choice=st.integers(0, 10))
+    def close_session(self, choice: int) -> None:
+        sessions = self.client.session_ids or (99,)
+        session_id = sessions[choice % len(sessions)]
+        self.attempt(self.to_server, lambda: self.client.close_session(session_id))
+
+    # --- the server's commands
+
+    @rule(accept=st.booleans())
+    def answer_session(self, accept: bool) -> None:
+        if not self.requests:
+            return
+        request = self.requests.pop(0)
+        if accept:
+            self.to_client += self.server.accept_session(
+                request, self.next_session, max_in_flight=4, operation_credit=4
+            )
+            self.next_session += 1
+        else:
+            self.to_client += self.server.reject_session(request, 0x10007, "no")  # type: ignore[arg-type]
+
+    @rule(frame=frames, body=st.binary(min_size=1, max_size=4))
+    def partial_result(self, frame: Frame, body: bytes) -> None:
+        if self.attempt(self.to_client, lambda: self.server.partial_result(*frame, body)):
+            self.sent[frame].append(body)
+
+    @rule(frame=frames, document=st.sampled_from([None, b"{}"]))
+    def push_result(self, frame: Frame, document: bytes | None) -> None:
+        done = self.attempt(self.to_client, lambda: self.server.push_result(*frame, document))
+        assert done == (frame in self.in_flight)
+        self.in_flight.discard(frame)
+
+    @rule(frame=frames, reason=st.sampled_from(DropReason))
+    def drop_result(self, frame: Frame, reason: DropReason) -> None:
+        done = self.attempt(self.to_client, lambda: self.server.drop_result(*frame, reason))
+        assert done == (frame in self.in_flight)
+        self.in_flight.discard(frame)
+
+    @rule(abandon=st.booleans())
+    def acknowledge_close(self, abandon: bool) -> None:
+        for session_id in sorted(self.closing):
+            if abandon:
+                for frame_id in self.server.abandon_operations(session_id):
+                    self.in_flight.remove((session_id, frame_id))
+            if self.attempt(
+                self.to_client, lambda: self.server.acknowledge_session_close(session_id)
+            ):
+                self.closing.remove(session_id)
+
+    # --- the bytes in between
+
+    @rule(size=st.integers(1, 400))
+    def deliver_to_server(self, size: int) -> None:
+        events = self.server.receive(bytes(self.to_server[:size]))
+        del self.to_server[:size]
+        for event in events:
+            if isinstance(event, SessionOpenReceived):
+                self.requests.append(event)
+            elif isinstance(event, SubmitReceived):
+                assert event.fault is None
+                self.in_flight.add((event.session_id, event.frame_id))
+            elif isinstance(event, SessionCloseReceived):
+                self.closing.add(event.session_id)
+            elif isinstance(event, CancelReceived):
+                assert (event.session_id, event.frame_id) in self.in_flight
+            else:
+                # A refusal of a session above the limit; never an error.
+                assert isinstance(event, Reply), event
+                assert {p.message_type for p in packets(event.data)} == {M.SESSION_OPEN_ACK}
+                self.to_client += event.data
+
+    @rule(size=st.integers(1, 400))
+    def deliver_to_client(self, size: int) -> None:
+        events = self.client.receive(bytes(self.to_client[:size]))
+        del self.to_client[:size]
+        for event in events:
+            assert not isinstance(
+                event, Reply | ConnectionFailed | SessionFailed | OperationFailed | ControlReceived
+            ), event
+            if isinstance(event, PartialReceived):
+                frame = (event.session_id, event.frame_id)
+                assert self.ended[frame] == 0
+                self.received[frame].append(event.body)
+                assert event.result_sequence == len(self.received[frame])
+            elif isinstance(event, TERMINALS):
+                frame = (event.session_id, event.frame_id)
+                self.ended[frame] += 1
+                if frame not in self.aborted:
+                    assert self.received[frame] == self.sent[frame]
+            elif isinstance(event, SessionClosed):
+                for frame_id in event.frame_ids:
+                    self.ended[event.session_id, frame_id] += 1
+
+    def attempt(self, wire: bytearray, command: Callable[[], bytes]) -> bool:
+        """Send what a command gives; a refused command gives nothing."""
+        try:
+            data = command()
+        except LocalProtocolError:
+            return False
+        wire += data
+        return True
+
+    @invariant()
+    def no_operation_ends_twice(self) -> None:
+        assert all(count <= 1 for count in getattr(self, "ended", {}).values())
+
+    @invariant()
+    def what_arrived_is_a_beginning_of_what_was_sent(self) -> None:
+        for frame, bodies in getattr(self, "received", {}).items():
+            assert self.sent[frame][: len(bodies)] == bodies
+
+    def teardown(self) -> None:
+        if not hasattr(self, "client"):
+            return
+        for _ in range(3):
+            self.deliver_to_server(10**6)
+            while self.requests:
+                self.answer_session(True)
+            for frame in sorted(self.in_flight):
+                self.push_result(frame, None)
+            self.acknowledge_close(False)
+            self.deliver_to_client(10**6)
+        assert all(count == 1 for count in self.ended.values()), self.ended
+        assert set(self.client.session_ids) == set(self.server.session_ids)
+
+
+TestBackToBack = BackToBack.TestCase
+TestBackToBack.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def test_an_opened_session_has_the_same_id_on_both_ends() -> None:
+    pair = Pair()
+    request = only(pair.server.receive(pair.client.open_session()), SessionOpenReceived)
+    data = pair.server.accept_session(request, 3, max_in_flight=1, operation_credit=1)
+    assert only(pair.client.receive(data), SessionOpened).session_id == 3
+    assert pair.client.session_ids == pair.server.session_ids == (3,)
