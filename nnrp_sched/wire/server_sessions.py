@@ -105,7 +105,7 @@ class ServerSessions(ServerOperations):
             event = SessionOpenReceived(request, packet.body)
             self._opens.append(event)
             self._events.append(event)
-        elif False:
+        elif self._opens:
             # The client takes the answers in the order of its requests.
             self._opens.append(self._rejection(request, *fault))
         else:
