@@ -181,8 +181,9 @@ def _chat(session: Session, model: str, text: str) -> Chat:
 
 def _tokens_so_far(event: Event) -> int:
     """The engine's own count, which rides on each chunk because the demo asks for it."""
-    chunk = getattr(event, "openai_chunk", None) or {}
-    return int((chunk.get("usage") or {}).get("completion_tokens") or 0)
+    chunk: dict[str, Any] | None = getattr(event, "openai_chunk", None)
+    usage: dict[str, Any] | None = chunk.get("usage") if chunk is not None else None
+    return int(usage["completion_tokens"]) if usage is not None else 0
 
 
 def _shorten(text: str, length: int = 60) -> str:

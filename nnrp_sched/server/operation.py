@@ -114,6 +114,7 @@ class Operation:
     async def run(self) -> None:
         """Serve the request and send its terminal."""
         mapper = ChatMapper()
+        outcome: Verdict = Silent()
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             if self._envelope.timeout_ms:

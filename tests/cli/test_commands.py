@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 @contextmanager
-def serving(*arguments: str, **environment: str) -> Iterator[tuple["subprocess.Popen[str]", Any]]:
+def serving(*arguments: str, **environment: str) -> Generator[tuple["subprocess.Popen[str]", Any]]:
     """A scripted server as a child process, and its readiness line."""
     process = subprocess.Popen(
         [sys.executable, "-m", "nnrp_sched", "serve", *arguments],

@@ -73,9 +73,9 @@ async def test_an_empty_success_completes_without_a_body() -> None:
         await server.partial(submit, DELTA)
         await server.push(submit, None)
         outcome = await finished(chat)
-    assert outcome.status == "completed"
-    assert outcome.text == "hi"
-    assert outcome.body is None
+        assert outcome.status == "completed"
+        assert outcome.text == "hi"
+        assert outcome.body is None
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ async def test_a_drop_reason_is_an_outcome(reason: DropReason, status: str) -> N
         submit = await server.submitted()
         await server.send(server.wire.drop_result(submit.session_id, submit.frame_id, reason))
         outcome = await finished(chat)
-    assert outcome.status == status
+        assert outcome.status == status
 
 
 BAD_EVENTS = {
@@ -132,7 +132,7 @@ async def test_unknown_events_and_unsolicited_advice_are_taken_as_they_come() ->
         await server.send(encode_packet(Packet(MessageType.PING, session_id=submit.session_id)))
         await server.push(submit, encode_event(Completed(body={"choices": []})))
         outcome = await finished(chat)
-    assert outcome.status == "completed"
+        assert outcome.status == "completed"
 
 
 async def test_a_connection_that_breaks_ends_every_chat_with_connection_lost() -> None:
@@ -149,7 +149,7 @@ async def test_a_connection_that_breaks_ends_every_chat_with_connection_lost() -
         for _ in range(3):
             await server.submitted()
         await server.carrier.aclose()
-    assert sorted(lost) == [0, 1, 2]
+        assert sorted(lost) == [0, 1, 2]
 
 
 async def test_garbage_from_the_server_ends_the_connection_with_the_fault_named() -> None:
@@ -181,7 +181,7 @@ async def test_a_refused_session_says_why() -> None:
                 with pytest.raises(SessionRejected, match="enough") as caught:
                     async with connection.session():
                         pass
-    assert caught.value.code == SessionErrorCode.LIMIT_REACHED
+                assert caught.value.code == SessionErrorCode.LIMIT_REACHED
     await theirs.aclose()
 
 

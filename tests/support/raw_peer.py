@@ -40,15 +40,18 @@ class RawPeer:
         """Send bytes as they are."""
         await self.carrier.send(data)
 
-    async def expect(self, *event_types: type[E]) -> E:
-        """The next event of a type; events before it are passed over."""
+    async def next_event(self) -> ClientEvent:
+        """The next event of any type."""
         with anyio.fail_after(SECONDS):
-            while True:
-                while self._events:
-                    event = self._events.popleft()
-                    if isinstance(event, event_types):
-                        return event
-                assert await self._pull(), f"the stream ended before {event_types}"
+            while not self._events:
+                assert await self._pull(), "the stream ended before the next event"
+            return self._events.popleft()
+
+    async def expect(self, event_type: type[E]) -> E:
+        """The next event of a type; events before it are passed over."""
+        while not isinstance(event := await self.next_event(), event_type):
+            pass
+        return event
 
     async def read_to_the_end(self) -> list[Packet]:
         """Wait for the server to close; all its packets."""
@@ -58,7 +61,7 @@ class RawPeer:
         return self.packets
 
     async def until_terminal(self, frame_id: int) -> Packet:
-        """The first terminal packet of a frame, also of one that our own machine never submitted."""
+        """The first terminal packet of a frame, also of one our own machine never submitted."""
         with anyio.fail_after(SECONDS):
             while not (found := self.terminals(frame_id)):
                 assert await self._pull(), "the stream ended before the terminal"
@@ -103,14 +106,14 @@ class RawPeer:
         """The events of a frame and how it ended; other frames' events are passed over."""
         events: list[Event] = []
         while True:
-            event = await self.expect(PartialReceived, ResultReceived, ResultDropped)
-            if event.frame_id != frame_id:
+            event = await self.next_event()
+            if getattr(event, "frame_id", None) != frame_id:
                 continue
             if isinstance(event, PartialReceived):
                 events.append(decode_event(event.body))
             elif isinstance(event, ResultDropped):
                 return events, event
-            else:
+            elif isinstance(event, ResultReceived):
                 assert event.fault is None, event.fault
                 return events, decode_event(event.document) if event.document else None
 
