@@ -136,8 +136,8 @@ async def test_unknown_events_and_unsolicited_advice_are_taken_as_they_come() ->
 
 
 async def test_a_connection_that_breaks_ends_every_chat_with_connection_lost() -> None:
+    lost: list[int] = []
     async with against_raw_server() as (session, server), anyio.create_task_group() as tasks:
-        lost: list[int] = []
 
         async def read(number: int) -> None:
             with pytest.raises(ConnectionLost):
@@ -149,7 +149,7 @@ async def test_a_connection_that_breaks_ends_every_chat_with_connection_lost() -
         for _ in range(3):
             await server.submitted()
         await server.carrier.aclose()
-        assert sorted(lost) == [0, 1, 2]
+    assert sorted(lost) == [0, 1, 2]
 
 
 async def test_garbage_from_the_server_ends_the_connection_with_the_fault_named() -> None:

@@ -119,7 +119,7 @@ async def test_draining_lets_operations_finish_and_starts_no_new_ones() -> None:
             await peer.expect(ConnectionCloseReceived)
             assert isinstance(terminal, Completed)
             assert isinstance(refused, ResultDropped)
-        assert refused.reason is DropReason.TRANSPORT_CLOSED
+            assert refused.reason is DropReason.TRANSPORT_CLOSED
 
 
 async def test_a_drain_without_time_drops_what_runs_and_says_so() -> None:
@@ -133,7 +133,7 @@ async def test_a_drain_without_time_drops_what_runs_and_says_so() -> None:
             _, terminal = await peer.result(frame_id)
             await peer.expect(ConnectionCloseReceived)
             assert isinstance(terminal, ResultDropped)
-        assert terminal.diagnostic == "server_shutdown"
+            assert terminal.diagnostic == "server_shutdown"
 
 
 async def test_a_draining_server_refuses_sessions() -> None:
