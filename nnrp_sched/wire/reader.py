@@ -13,6 +13,7 @@ from nnrp_sched.wire.enums import ErrorCode
 from nnrp_sched.wire.layouts import LAYOUTS
 from nnrp_sched.wire.packet import Packet
 
+_MAGIC_BYTES = 4
 _UNKNOWN = -1
 _ANY = -2
 
@@ -139,18 +140,22 @@ class PacketReader:
 
 
 def _header_fault(prefix: bytes, header_bytes: int, flags: int) -> RemoteProtocolError:
-    if prefix[:4] != PREFIX[: min(4, len(prefix))]:
-        message, code = f"{prefix!r} does not start a packet", ErrorCode.MALFORMED_HEADER
-    elif prefix[:6] != PREFIX[: len(prefix)]:
-        version = ".".join(str(number) for number in prefix[4:])
-        message, code = (
-            f"version and wire format {version} are not spoken here",
-            ErrorCode.UNSUPPORTED_VERSION,
-        )
-    elif header_bytes != HEADER_BYTES:
-        message, code = f"a header of {header_bytes} bytes, not 40", ErrorCode.MALFORMED_HEADER
+    """What is wrong with a header, told by its first wrong byte.
+
+    So the answer is the same whether the bytes came one by one or all at once.
+    """
+    wrong = next((place for place, byte in enumerate(prefix) if byte != PREFIX[place]), None)
+    code = ErrorCode.MALFORMED_HEADER
+    if wrong is None and header_bytes != HEADER_BYTES:
+        message = f"a header of {header_bytes} bytes, not {HEADER_BYTES}"
+    elif wrong is None:
+        message = f"unknown header flags in {flags:#x}"
+    elif wrong < _MAGIC_BYTES:
+        message = f"byte {wrong} of a packet is {prefix[wrong]:#04x}, not {PREFIX[wrong]:#04x}"
     else:
-        message, code = f"unknown header flags in {flags:#x}", ErrorCode.MALFORMED_HEADER
+        name = "major version" if wrong == _MAGIC_BYTES else "wire format"
+        message = f"{name} {prefix[wrong]} is not spoken here"
+        code = ErrorCode.UNSUPPORTED_VERSION
     return RemoteProtocolError(message, code=code)
 
 

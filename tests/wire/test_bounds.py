@@ -1,6 +1,9 @@
 """Nothing of an operation outlives it but its bounded tombstone."""
 
+import gc
 import sys
+from operator import attrgetter
+from types import FunctionType, ModuleType
 from typing import Any
 
 from nnrp_sched.wire import DropReason, Limits, Reply, SessionClosed, SubmitReceived, encode_packet
@@ -13,26 +16,25 @@ M = MessageType
 TOMBSTONES = 100
 
 
-def deep_size(value: Any, seen: set[int] | None = None) -> int:
-    """Bytes of an object and of all that it holds, types and modules left out."""
-    seen = set() if seen is None else seen
-    if id(value) in seen or isinstance(value, type):
-        return 0
-    seen.add(id(value))
-    parts: list[Any] = []
-    if isinstance(value, dict):
-        parts = [part for pair in value.items() for part in pair]  # pyright: ignore[reportUnknownVariableType]
-    elif isinstance(value, list | tuple | set | frozenset):
-        parts = list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    parts += [getattr(value, name) for name in slots if hasattr(value, name)]
-    parts += list(vars(value).values()) if hasattr(value, "__dict__") else []
-    return sys.getsizeof(value) + sum(deep_size(part, seen) for part in parts)
+def deep_size(root: Any) -> int:
+    """Bytes of an object and of all that it reaches; code and types are left out."""
+    seen: set[int] = set()
+    waiting: list[Any] = [root]
+    size = 0
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(value))
+        size += sys.getsizeof(value)
+        waiting.extend(gc.get_referents(value))
+    return size
 
 
 def session_of(machine: Any) -> Session:
     """The state of session 7, which no public name shows."""
-    return vars(machine)["_sessions"][SESSION]
+    sessions: dict[int, Session] = attrgetter("_sessions")(machine)
+    return sessions[SESSION]
 
 
 def run_operations(pair: Pair, first: int, last: int) -> None:

@@ -1,12 +1,12 @@
 """What holds for any bytes, any cutting and any order of commands, on both machines."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from nnrp_sched.errors import LocalProtocolError
 from nnrp_sched.wire import (
@@ -25,6 +25,7 @@ from nnrp_sched.wire import (
     ServerConnection,
     SessionClosed,
     SessionCloseReceived,
+    SessionErrorCode,
     SessionFailed,
     SessionOpened,
     SessionOpenReceived,
@@ -126,62 +127,75 @@ def test_one_flipped_bit_never_reaches_another_operation(kind: MessageType, bit:
 
 # --- both machines back to back -----------------------------------------------------------------
 
-TERMINALS = (ResultReceived, ResultDropped, OperationFailed)
+SIZES = (10**6, 10**6, 130, 40, 1)
+"""Pieces in which bytes are delivered, the first two being all of them."""
+
 LIMITS = Limits(max_sessions=3, max_in_flight=4, tombstones=8)
 Frame = tuple[int, int]
 
 
-class BackToBack(RuleBasedStateMachine):
+class BackToBack:
     """Commands in any order on both ends, bytes delayed at will: the two never disagree.
 
     Whatever is sent is legal by construction of the machines, so no fault may ever be seen, every
     operation ends exactly once, and its events arrive complete and in order.
     """
 
-    frames: Bundle[Frame] = Bundle("frames")
-
-    @initialize()
-    def greet(self) -> None:
+    def __init__(self) -> None:
         pair = Pair(LIMITS)
         self.server, self.client = pair.server, pair.client
         self.to_server, self.to_client = bytearray(), bytearray()
-        self.next_session, self.next_operation = 1, 1
+        for session_id in (1, 2):
+            pair.open(session_id, max_in_flight=3)
+        self.next_session = 3
         self.requests: list[SessionOpenReceived] = []
-        self.closing: set[int] = set()
+        self.closing: list[int] = []
+        self.frames: list[Frame] = []
         self.in_flight: set[Frame] = set()
         self.sent: dict[Frame, list[bytes]] = {}
         self.received: dict[Frame, list[bytes]] = {}
         self.ended: dict[Frame, int] = {}
         self.aborted: set[Frame] = set()
 
+    def frame(self, choice: int) -> Frame:
+        """One of the last frames, finished or not; before the first, one that never was."""
+        return self.frames[-1 - choice % min(6, len(self.frames))] if self.frames else (1, 1)
+
+    def attempt(self, wire: bytearray, command: Callable[[], bytes]) -> bool:
+        """Send what a command gives; a refused command gives nothing."""
+        try:
+            data = command()
+        except LocalProtocolError:
+            return False
+        wire += data
+        return True
+
     # --- the client's commands
 
-    @rule()
-    def open_session(self) -> None:
+    def open_session(self, _choice: int) -> None:
         self.attempt(self.to_server, lambda: self.client.open_session(max_in_flight=3))
 
-    @rule(target=frames, choice=st.integers(0, 10))
-    def submit(self, choice: int) -> Frame:
+    def submit(self, choice: int) -> None:
         sessions = self.client.session_ids or (99,)
         session_id = sessions[choice % len(sessions)]
-        self.next_operation += 1
+        operation_id = len(self.frames) + 1
         try:
-            frame_id, data = self.client.submit(session_id, b"{}", operation_id=self.next_operation)
+            frame_id, data = self.client.submit(session_id, b"{}", operation_id=operation_id)
         except LocalProtocolError:
-            return (session_id, 0)
+            return
         self.to_server += data
-        self.ended[session_id, frame_id] = 0
-        self.received[session_id, frame_id] = []
-        self.sent[session_id, frame_id] = []
-        return (session_id, frame_id)
+        frame = (session_id, frame_id)
+        self.frames.append(frame)
+        self.ended[frame] = 0
+        self.received[frame] = []
+        self.sent[frame] = []
 
-    @rule(frame=frames, how=st.sampled_from(["cancel", "abort", "frame_cancel"]))
-    def cancel(self, frame: Frame, how: str) -> None:
-        done = self.attempt(self.to_server, lambda: getattr(self.client, how)(*frame))
-        if done and how == "abort":
-            self.aborted.add(frame)
+    def cancel(self, choice: int) -> None:
+        frame = self.frame(choice // 3)
+        how = ("cancel", "abort", "frame_cancel")[choice % 3]
+        if self.attempt(self.to_server, lambda: getattr(self.client, how)(*frame)):
+            self.aborted.update({frame} if how == "abort" else ())
 
-    @rule(choice=st.integers(0, 10))
     def close_session(self, choice: int) -> None:
         sessions = self.client.session_ids or (99,)
         session_id = sessions[choice % len(sessions)]
@@ -189,51 +203,49 @@ class BackToBack(RuleBasedStateMachine):
 
     # --- the server's commands
 
-    @rule(accept=st.booleans())
-    def answer_session(self, accept: bool) -> None:
+    def answer_session(self, choice: int) -> None:
         if not self.requests:
             return
         request = self.requests.pop(0)
-        if accept:
+        if choice % 4:
             self.to_client += self.server.accept_session(
                 request, self.next_session, max_in_flight=4, operation_credit=4
             )
             self.next_session += 1
         else:
-            self.to_client += self.server.reject_session(request, 0x10007, "no")  # type: ignore[arg-type]
+            code = SessionErrorCode.LIMIT_REACHED
+            self.to_client += self.server.reject_session(request, code, "no")
 
-    @rule(frame=frames, body=st.binary(min_size=1, max_size=4))
-    def partial_result(self, frame: Frame, body: bytes) -> None:
+    def partial_result(self, choice: int) -> None:
+        frame, body = self.frame(choice), b"%d" % choice
         if self.attempt(self.to_client, lambda: self.server.partial_result(*frame, body)):
             self.sent[frame].append(body)
 
-    @rule(frame=frames, document=st.sampled_from([None, b"{}"]))
-    def push_result(self, frame: Frame, document: bytes | None) -> None:
+    def push_result(self, choice: int) -> None:
+        frame, document = self.frame(choice), b"{}" if choice % 2 else None
         done = self.attempt(self.to_client, lambda: self.server.push_result(*frame, document))
         assert done == (frame in self.in_flight)
         self.in_flight.discard(frame)
 
-    @rule(frame=frames, reason=st.sampled_from(DropReason))
-    def drop_result(self, frame: Frame, reason: DropReason) -> None:
+    def drop_result(self, choice: int) -> None:
+        frame, reason = self.frame(choice), DropReason(1 + choice % 9)
         done = self.attempt(self.to_client, lambda: self.server.drop_result(*frame, reason))
         assert done == (frame in self.in_flight)
         self.in_flight.discard(frame)
 
-    @rule(abandon=st.booleans())
-    def acknowledge_close(self, abandon: bool) -> None:
-        for session_id in sorted(self.closing):
-            if abandon:
+    def acknowledge_close(self, choice: int) -> None:
+        for session_id in tuple(self.closing):
+            if choice % 2:
                 for frame_id in self.server.abandon_operations(session_id):
                     self.in_flight.remove((session_id, frame_id))
-            if self.attempt(
-                self.to_client, lambda: self.server.acknowledge_session_close(session_id)
-            ):
+            acknowledge = partial(self.server.acknowledge_session_close, session_id)
+            if self.attempt(self.to_client, acknowledge):
                 self.closing.remove(session_id)
 
     # --- the bytes in between
 
-    @rule(size=st.integers(1, 400))
-    def deliver_to_server(self, size: int) -> None:
+    def deliver_to_server(self, choice: int) -> None:
+        size = SIZES[choice % len(SIZES)]
         events = self.server.receive(bytes(self.to_server[:size]))
         del self.to_server[:size]
         for event in events:
@@ -243,7 +255,7 @@ class BackToBack(RuleBasedStateMachine):
                 assert event.fault is None
                 self.in_flight.add((event.session_id, event.frame_id))
             elif isinstance(event, SessionCloseReceived):
-                self.closing.add(event.session_id)
+                self.closing.append(event.session_id)
             elif isinstance(event, CancelReceived):
                 assert (event.session_id, event.frame_id) in self.in_flight
             else:
@@ -252,8 +264,8 @@ class BackToBack(RuleBasedStateMachine):
                 assert {p.message_type for p in packets(event.data)} == {M.SESSION_OPEN_ACK}
                 self.to_client += event.data
 
-    @rule(size=st.integers(1, 400))
-    def deliver_to_client(self, size: int) -> None:
+    def deliver_to_client(self, choice: int) -> None:
+        size = SIZES[choice % len(SIZES)]
         events = self.client.receive(bytes(self.to_client[:size]))
         del self.to_client[:size]
         for event in events:
@@ -265,7 +277,7 @@ class BackToBack(RuleBasedStateMachine):
                 assert self.ended[frame] == 0
                 self.received[frame].append(event.body)
                 assert event.result_sequence == len(self.received[frame])
-            elif isinstance(event, TERMINALS):
+            elif isinstance(event, ResultReceived | ResultDropped):
                 frame = (event.session_id, event.frame_id)
                 self.ended[frame] += 1
                 if frame not in self.aborted:
@@ -274,41 +286,55 @@ class BackToBack(RuleBasedStateMachine):
                 for frame_id in event.frame_ids:
                     self.ended[event.session_id, frame_id] += 1
 
-    def attempt(self, wire: bytearray, command: Callable[[], bytes]) -> bool:
-        """Send what a command gives; a refused command gives nothing."""
-        try:
-            data = command()
-        except LocalProtocolError:
-            return False
-        wire += data
-        return True
-
-    @invariant()
-    def no_operation_ends_twice(self) -> None:
-        assert all(count <= 1 for count in getattr(self, "ended", {}).values())
-
-    @invariant()
-    def what_arrived_is_a_beginning_of_what_was_sent(self) -> None:
-        for frame, bodies in getattr(self, "received", {}).items():
+    def check(self) -> None:
+        """What holds after every step."""
+        assert all(count <= 1 for count in self.ended.values())
+        for frame, bodies in self.received.items():
             assert self.sent[frame][: len(bodies)] == bodies
 
-    def teardown(self) -> None:
-        if not hasattr(self, "client"):
-            return
+    def finish(self) -> None:
+        """Let everything end: each operation has exactly one end, and the sessions agree."""
         for _ in range(3):
-            self.deliver_to_server(10**6)
+            self.deliver_to_server(0)
             while self.requests:
-                self.answer_session(True)
-            for frame in sorted(self.in_flight):
-                self.push_result(frame, None)
-            self.acknowledge_close(False)
-            self.deliver_to_client(10**6)
+                self.answer_session(1)
+            for place in range(len(self.frames)):
+                self.attempt(
+                    self.to_client, partial(self.server.push_result, *self.frames[place], None)
+                )
+            self.acknowledge_close(0)
+            self.deliver_to_client(0)
         assert all(count == 1 for count in self.ended.values()), self.ended
         assert set(self.client.session_ids) == set(self.server.session_ids)
 
 
-TestBackToBack = BackToBack.TestCase
-TestBackToBack.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+STEPS: dict[str, int] = {
+    **{"submit": 5, "partial_result": 8, "push_result": 2, "drop_result": 1, "cancel": 2},
+    **{"deliver_to_server": 6, "deliver_to_client": 6, "open_session": 2, "answer_session": 2},
+    **{"close_session": 1, "acknowledge_close": 1},
+}
+"""How often each step is tried."""
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from([name for name, weight in STEPS.items() for _ in range(weight)]),
+        st.integers(0, 99),
+    ),
+    min_size=30,
+    max_size=120,
+)
+
+
+@given(sequence=steps)
+@settings(max_examples=200, deadline=None)
+def test_machines_back_to_back_agree_and_each_operation_ends_once(
+    sequence: list[tuple[str, int]],
+) -> None:
+    both = BackToBack()
+    for name, choice in sequence:
+        getattr(both, name)(choice)
+        both.check()
+    both.finish()
 
 
 def test_an_opened_session_has_the_same_id_on_both_ends() -> None:
