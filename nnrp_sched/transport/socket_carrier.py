@@ -106,7 +106,8 @@ class SocketCarrier(asyncio.Protocol):
             self.transport.close()
             self._end()
             await asyncio.wait([self._lost], timeout=_CLOSE_SECONDS)
-            self.transport.abort()
+            if not self._lost.done():
+                self.transport.abort()
 
     # --- asyncio.Protocol -----------------------------------------------------------------------
 

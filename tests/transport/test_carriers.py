@@ -1,0 +1,255 @@
+"""Every carrier does the same: bytes in order, bounded, one end of the stream."""
+
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from nnrp_sched.errors import ConnectionLost
+from nnrp_sched.transport import Carrier, connect_carrier, listen, memory_pair, parse_endpoint
+from nnrp_sched.transport.socket_carrier import SocketCarrier
+
+pytestmark = pytest.mark.anyio
+SECONDS = 20
+LARGE = bytes(range(256)) * 4096 * 32
+"""32 MiB: more than any buffer on the way holds."""
+
+each_kind = pytest.mark.parametrize("kind", ["memory", "tcp", "unix"])
+
+
+@asynccontextmanager
+async def joined(kind: str, directory: Path) -> AsyncGenerator[tuple[Carrier, Carrier], None]:
+    """A client's carrier and the server's carrier of the same connection."""
+    with anyio.fail_after(SECONDS):
+        if kind == "memory":
+            ours, theirs = memory_pair()
+            yield ours, theirs
+            await ours.aclose()
+            await theirs.aclose()
+            return
+        text = "tcp://127.0.0.1:0" if kind == "tcp" else f"unix://{directory}/a.sock"
+        listener = await listen(parse_endpoint(text))
+        taken: list[Carrier] = []
+        arrived, finished = anyio.Event(), anyio.Event()
+
+        async def handle(carrier: Carrier) -> None:
+            taken.append(carrier)
+            arrived.set()
+            await finished.wait()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, handle)
+            client = await connect_carrier(listener.endpoint)
+            await arrived.wait()
+            yield client, taken[0]
+            finished.set()
+            await client.aclose()
+            await listener.aclose()
+
+
+async def read_all(carrier: Carrier) -> bytes:
+    """Every byte until the end of the stream."""
+    pieces: list[bytes] = []
+    while piece := await carrier.receive():
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+@each_kind
+async def test_bytes_arrive_in_order_in_both_directions(kind: str, tmp_path: Path) -> None:
+    async with joined(kind, tmp_path) as (client, server):
+        assert client.name == server.name == kind
+        for sender, receiver in ((client, server), (server, client)):
+            for piece in (b"one", b"two", b"three"):
+                await sender.send(piece)
+            received = b""
+            while len(received) < 11:
+                received += await receiver.receive()
+            assert received == b"onetwothree"
+
+
+@each_kind
+async def test_a_large_send_arrives_whole(kind: str, tmp_path: Path) -> None:
+    async with joined(kind, tmp_path) as (client, server), anyio.create_task_group() as tasks:
+
+        async def send_and_close() -> None:
+            await client.send(LARGE)
+            await client.aclose()
+
+        tasks.start_soon(send_and_close)
+        assert await read_all(server) == LARGE
+
+
+@each_kind
+async def test_large_sends_in_both_directions_do_not_block_each_other(
+    kind: str, tmp_path: Path
+) -> None:
+    sizes: dict[Carrier, int] = {}
+    async with joined(kind, tmp_path) as (client, server), anyio.create_task_group() as tasks:
+        sizes.update({client: 0, server: 0})
+
+        async def read(carrier: Carrier) -> None:
+            while sizes[carrier] < len(LARGE):
+                sizes[carrier] += len(await carrier.receive())
+
+        for carrier in (client, server):
+            tasks.start_soon(carrier.send, LARGE)
+            tasks.start_soon(read, carrier)
+    assert set(sizes.values()) == {len(LARGE)}
+
+
+@each_kind
+async def test_a_sender_waits_for_a_reader_that_does_not_read(kind: str, tmp_path: Path) -> None:
+    async with joined(kind, tmp_path) as (client, server):
+        with anyio.move_on_after(0.3) as patience:
+            await client.send(LARGE)
+        assert patience.cancelled_caught
+        assert await server.receive()
+
+
+@each_kind
+async def test_what_was_sent_before_a_close_still_arrives(kind: str, tmp_path: Path) -> None:
+    async with joined(kind, tmp_path) as (client, server):
+        await client.send(b"last words")
+        await client.aclose()
+        assert await read_all(server) == b"last words"
+        assert await server.receive() == b""
+
+
+@each_kind
+async def test_a_close_ends_a_waiting_receive_on_both_ends(kind: str, tmp_path: Path) -> None:
+    ends: list[bytes] = []
+    async with joined(kind, tmp_path) as (client, server), anyio.create_task_group() as tasks:
+
+        async def receive(carrier: Carrier) -> None:
+            ends.append(await carrier.receive())
+
+        tasks.start_soon(receive, client)
+        tasks.start_soon(receive, server)
+        await anyio.wait_all_tasks_blocked()
+        await client.aclose()
+    assert ends == [b"", b""]
+
+
+@each_kind
+async def test_a_send_on_a_closed_carrier_is_a_lost_connection(kind: str, tmp_path: Path) -> None:
+    async with joined(kind, tmp_path) as (client, server):
+        await client.aclose()
+        await client.aclose()
+        with pytest.raises(ConnectionLost):
+            await client.send(b"x")
+        assert await client.receive() == b""
+        assert await read_all(server) == b""
+        with pytest.raises(ConnectionLost):
+            # The first sends may go to a socket that does not know yet that nobody listens.
+            while True:
+                await server.send(b"x" * 65536)
+        assert await server.receive() == b""
+
+
+@each_kind
+async def test_a_close_ends_a_send_that_waits(kind: str, tmp_path: Path) -> None:
+    async with joined(kind, tmp_path) as (client, server), anyio.create_task_group() as tasks:
+        lost = anyio.Event()
+
+        async def send() -> None:
+            with pytest.raises(ConnectionLost):
+                await client.send(LARGE)
+            lost.set()
+
+        tasks.start_soon(send)
+        await anyio.wait_all_tasks_blocked()
+        await server.aclose()
+        await lost.wait()
+
+
+@each_kind
+async def test_a_cancelled_receive_loses_no_bytes(kind: str, tmp_path: Path) -> None:
+    async with joined(kind, tmp_path) as (client, server):
+        with anyio.move_on_after(0.05) as patience:
+            await server.receive()
+        assert patience.cancelled_caught
+        await client.send(b"after")
+        assert await server.receive() == b"after"
+
+
+def raw_socket(carrier: Carrier) -> socket.socket:
+    """The socket beneath a socket carrier."""
+    assert isinstance(carrier, SocketCarrier)
+    found: socket.socket = carrier.transport.get_extra_info("socket")
+    return found
+
+
+async def test_both_ends_of_a_tcp_connection_send_without_delay(tmp_path: Path) -> None:
+    async with joined("tcp", tmp_path) as carriers:
+        for carrier in carriers:
+            options = raw_socket(carrier).getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert options != 0
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+async def test_a_peer_that_sends_no_more_can_still_be_answered(kind: str, tmp_path: Path) -> None:
+    async with joined(kind, tmp_path) as (client, server):
+        await client.send(b"question")
+        raw_socket(client).shutdown(socket.SHUT_WR)
+        assert await read_all(server) == b"question"
+        await server.send(b"answer")
+        assert await client.receive() == b"answer"
+
+
+async def test_a_reset_is_an_end_of_the_stream(tmp_path: Path) -> None:
+    async with joined("tcp", tmp_path) as (client, server):
+        await client.send(b"x")
+        assert await server.receive() == b"x"
+        reset = raw_socket(client)
+        # Linger 0 makes the close a reset.
+        reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0, 0, 0, 0, 0]))
+        await client.aclose()
+        assert await server.receive() == b""
+        with pytest.raises(ConnectionLost):
+            while True:
+                await server.send(b"x" * 65536)
+
+
+@each_kind
+async def test_many_small_pieces_arrive_in_order(kind: str, tmp_path: Path) -> None:
+    pieces = [b"%d;" % number for number in range(2000)]
+    async with joined(kind, tmp_path) as (client, server), anyio.create_task_group() as tasks:
+
+        async def send() -> None:
+            for piece in pieces:
+                await client.send(piece)
+            await client.aclose()
+
+        tasks.start_soon(send)
+        assert await read_all(server) == b"".join(pieces)
+
+
+async def test_a_memory_pair_holds_a_bounded_number_of_bytes() -> None:
+    ours, theirs = memory_pair()
+    sent = 0
+    with anyio.move_on_after(0.3) as patience:
+        while True:
+            await ours.send(bytes(65536))
+            sent += 65536
+    assert patience.cancelled_caught
+    assert sent <= 2 * 1024 * 1024
+    with anyio.fail_after(SECONDS):
+        await ours.aclose()
+        assert len(await read_all(theirs)) >= sent
+
+
+async def test_many_connections_are_open_at_once(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        directories = [tmp_path / str(number) for number in range(20)]
+        for directory in directories:
+            directory.mkdir()
+        pairs = [
+            await stack.enter_async_context(joined("unix", directory)) for directory in directories
+        ]
+        for number, (client, server) in enumerate(pairs):
+            await client.send(b"%d" % number)
+            assert await server.receive() == b"%d" % number

@@ -1,0 +1,71 @@
+"""Endpoints as texts."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnrp_sched.errors import EndpointError
+from nnrp_sched.transport import Endpoint, parse_endpoint
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint", "carrier"),
+    [
+        ("nnrp://127.0.0.1:7437", Endpoint("nnrp", "127.0.0.1", 7437), "tcp"),
+        ("nnrp://localhost:0", Endpoint("nnrp", "localhost", 0), "tcp"),
+        ("tcp://example.org:65535", Endpoint("tcp", "example.org", 65535), "tcp"),
+        ("tcp://[::1]:7437", Endpoint("tcp", "::1", 7437), "tcp"),
+        ("unix:///run/nnrp sched/a.sock", Endpoint("unix", path="/run/nnrp sched/a.sock"), "unix"),
+    ],
+)
+def test_an_endpoint_is_read_and_written_back(text: str, endpoint: Endpoint, carrier: str) -> None:
+    parsed = parse_endpoint(text)
+    assert parsed == endpoint
+    assert str(parsed) == text
+    assert parsed.carrier == carrier
+
+
+@pytest.mark.parametrize("text", ["nnrp://host", "nnrp://host/", "nnrp://host:7437/"])
+def test_an_nnrp_endpoint_has_a_port_of_its_own(text: str) -> None:
+    assert str(parse_endpoint(text)) == "nnrp://host:7437"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "expected nnrp://HOST:PORT"),
+        ("127.0.0.1:7437", "is no endpoint"),
+        ("http://host:80", "no carrier is called 'http'"),
+        ("nnrps://host:80", "no carrier is called 'nnrps'"),
+        ("NNRP://host:80", "no carrier is called 'NNRP'"),
+        ("tcp://host", "port is missing"),
+        ("tcp://", "host is missing"),
+        ("tcp://:7437", "host is missing"),
+        ("tcp://host:65536", "range"),
+        ("tcp://host:-1", "'-1'"),
+        ("tcp://host:seven", "seven"),
+        ("tcp://[::1:7437", "IPv6"),
+        ("tcp://host:1/chat", "nothing may follow"),
+        ("tcp://host:1?x=1", "nothing may follow"),
+        ("tcp://host:1#x", "nothing may follow"),
+        ("tcp://user@host:1", "credentials"),
+        ("unix://run/a.sock", "absolute path"),
+        ("unix://", "absolute path"),
+        ("unix:///a\0b", "zero byte"),
+        ("unix:///" + "a" * 107, "107 bytes"),
+    ],
+)
+def test_a_text_that_is_no_endpoint_is_told_why(text: str, words: str) -> None:
+    with pytest.raises(EndpointError, match=words) as raised:
+        parse_endpoint(text)
+    assert raised.value.exit_code == 2
+
+
+@given(st.text())
+def test_any_text_is_an_endpoint_that_comes_back_or_an_error(text: str) -> None:
+    for candidate in (text, f"nnrp://{text}", f"tcp://{text}:1", f"unix:///{text}"):
+        try:
+            endpoint = parse_endpoint(candidate)
+        except EndpointError:
+            continue
+        assert parse_endpoint(str(endpoint)) == endpoint
