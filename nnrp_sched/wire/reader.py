@@ -151,7 +151,8 @@ def _header_fault(prefix: bytes, header_bytes: int, flags: int) -> RemoteProtoco
     elif wrong is None:
         message = f"unknown header flags in {flags:#x}"
     elif wrong < _MAGIC_BYTES:
-        message = f"byte {wrong} of a packet is {prefix[wrong]:#04x}, not {PREFIX[wrong]:#04x}"
+        found, wanted = prefix[wrong], PREFIX[wrong]
+        message = f"byte {wrong} is {found:#04x}, not {wanted:#04x}: it does not start a packet"
     else:
         name = "major version" if wrong == _MAGIC_BYTES else "wire format"
         message = f"{name} {prefix[wrong]} is not spoken here"

@@ -73,7 +73,11 @@ def header(
 @pytest.mark.parametrize(
     ("data", "code", "words"),
     [
-        (header(magic=b"HTTP"), ErrorCode.MALFORMED_HEADER, "byte 0 of a packet is 0x48, not 0x4e"),
+        (
+            header(magic=b"HTTP"),
+            ErrorCode.MALFORMED_HEADER,
+            "0x48, not 0x4e: it does not start a packet",
+        ),
         (header(major=2), ErrorCode.UNSUPPORTED_VERSION, "major version 2"),
         (header(wire_format=1), ErrorCode.UNSUPPORTED_VERSION, "wire format 1"),
         (header(size=44), ErrorCode.MALFORMED_HEADER, "44 bytes"),
