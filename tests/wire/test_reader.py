@@ -76,7 +76,7 @@ def header(
         (
             header(magic=b"HTTP"),
             ErrorCode.MALFORMED_HEADER,
-            "0x48, not 0x4e: it does not start a packet",
+            "0x48, not 0x4e",
         ),
         (header(major=2), ErrorCode.UNSUPPORTED_VERSION, "major version 2"),
         (header(wire_format=1), ErrorCode.UNSUPPORTED_VERSION, "wire format 1"),
