@@ -15,6 +15,8 @@ from typing import Any
 
 CONFIG_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
 _USER_FLAGS = ("--log-", "--logging-config")
+_ELSEWHERE = "root cause"
+"""In the exceptions with which one vLLM process reports another's: "See root cause above"."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Killed)\b.*")
 
 
@@ -53,12 +55,16 @@ class EngineErrors:
         return {CONFIG_VARIABLE: str(self._config)}
 
     def last(self) -> str | None:
-        """The last exception logged, or else the last line; None when no error was logged."""
+        """The last exception logged that gives a reason; None when no error was logged.
+
+        Without any exception it is the last line.
+        """
         try:
             text = self._log.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return None
         lines = [line.rstrip() for line in text.splitlines() if line.strip()]
         exceptions = [line for line in lines if _EXCEPTION.fullmatch(line)]
-        found = exceptions or lines
+        reasons = [line for line in exceptions if _ELSEWHERE not in line]
+        found = reasons or exceptions or lines
         return found[-1] if found else None

@@ -136,8 +136,9 @@ async def _running(
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(children_gone())
         with start_failures(errors):
-            parsed = parse_arguments(vllm, arguments)
+            # Before the parse: vLLM takes its logging configuration into what it hands to children.
             stack.enter_context(applied(error_log(errors, arguments), {}))
+            parsed = parse_arguments(vllm, arguments)
             llm = await stack.enter_async_context(vllm["build_async_engine_client"](parsed))
             receipts = tuple(await hello_receipts(llm, _HELLO_WAIT_S)) if binding else ()
             tasks = await llm.get_supported_tasks()

@@ -1,7 +1,8 @@
-"""Where vLLM keeps the public objects that serve a chat in this process, by version, as data.
+"""Where vLLM keeps the objects that serve a chat in this process, by version, as data.
 
-Needed with and without patches. Each object has one or more homes, newest first: the old modules
-re-export some names with a DeprecationWarning (hooks.md 4, hooks-verified.md 7).
+Needed with and without patches, and without them all that is needed. Each object has one or more
+homes, newest first: the old modules re-export some names with a DeprecationWarning (hooks.md 4,
+hooks-verified.md 7).
 """
 
 from importlib import import_module
@@ -19,6 +20,7 @@ _CLI_ARGS = (
     "vllm.entrypoints.launchers.cli_args",
     "vllm.entrypoints.openai.cli_args",
 )
+_OUTPUT_PROCESSOR = ("vllm.v1.engine.output_processor",)
 _BUILD_APP = ("args", "supported_tasks")
 _INIT_STATE = ("engine_client", "state", "args", "supported_tasks")
 
@@ -59,6 +61,23 @@ SERVING: dict[str, tuple[Seam, ...]] = {
         SeamKind.ASYNC_FUNCTION,
         ("vllm.entrypoints.openai.chat_completion.serving",),
         ("request", "raw_request"),
+    ),
+    # What an abort and the release of a call read of the frontend's tables.
+    "abort": _homes(
+        "AsyncLLM.abort",
+        SeamKind.ASYNC_FUNCTION,
+        ("vllm.v1.engine.async_llm",),
+        ("request_id", "internal"),
+    ),
+    "request_states": _homes(
+        "OutputProcessor.request_states", SeamKind.INSTANCE_ATTRIBUTE, _OUTPUT_PROCESSOR
+    ),
+    "external_req_ids": _homes(
+        "OutputProcessor.external_req_ids", SeamKind.INSTANCE_ATTRIBUTE, _OUTPUT_PROCESSOR
+    ),
+    "parent_req": _homes("RequestState.parent_req", SeamKind.INSTANCE_ATTRIBUTE, _OUTPUT_PROCESSOR),
+    "detokenizer": _homes(
+        "RequestState.detokenizer", SeamKind.INSTANCE_ATTRIBUTE, _OUTPUT_PROCESSOR
     ),
     "ToolParserManager": _homes("ToolParserManager", SeamKind.CLASS, ("vllm.tool_parsers",)),
     "ReasoningParserManager": _homes("ReasoningParserManager", SeamKind.CLASS, ("vllm.reasoning",)),

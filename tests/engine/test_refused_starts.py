@@ -1,5 +1,7 @@
 """Starts that must fail with a text for the user, on a real vLLM."""
 
+import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import anyio
 import pytest
 
 from nnrp_sched.errors import StartError, UnsupportedVllm
-from nnrp_sched_patches import bindings, install
+from nnrp_sched_patches import bindings, embedded_model, install
 from nnrp_sched_patches.http_server import address_of
 from nnrp_sched_patches.launch import LaunchOptions, launch
 from nnrp_sched_patches.seam import Seam, SeamKind
@@ -39,10 +41,18 @@ async def test_a_taken_http_port_shows_before_the_engine_starts() -> None:
     assert "--http" in text
 
 
-async def test_an_engine_process_that_dies_at_its_start_is_named_with_its_own_error() -> None:
-    # Fits the frontend's checks and not the memory: only the engine process can find that out.
-    text = await _refusal(LaunchOptions(vllm_arguments=("--kv-cache-memory-bytes", "100000")))
-    assert "KV cache" in text
+async def test_an_engine_process_that_dies_at_its_start_is_named_with_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in embedded_model.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    # Passes the frontend's checks: only the process that loads the weights finds out.
+    folder = tmp_path / "model"
+    shutil.copytree(embedded_model.prepare(), folder)
+    os.truncate(folder / "model.safetensors", 1 << 20)
+    arguments = ("--dtype", "float32", "--max-model-len", "256", "--enforce-eager")
+    text = await _refusal(LaunchOptions(model=str(folder), vllm_arguments=arguments))
+    assert "SafetensorError" in text
 
 
 async def test_a_missing_seam_stops_a_patched_start_before_anything_is_touched(

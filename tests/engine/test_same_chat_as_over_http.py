@@ -1,6 +1,5 @@
 """The same chat in-process and over vLLM's own HTTP server gives the same."""
 
-from collections import defaultdict
 from typing import Any
 
 import anyio
@@ -10,6 +9,7 @@ from nnrp_sched.engine.port import ChatCall
 from nnrp_sched.errors import BackendError
 from nnrp_sched_patches.launch import Serving
 from tests.support.vllm_http import post_chat
+from tests.support.vllm_http import summary as _summary
 
 pytestmark = pytest.mark.anyio
 
@@ -19,6 +19,8 @@ TOOLS = [
         "type": "function",
         "function": {
             "name": "get_weather",
+            # Without this vLLM leaves the arguments unconstrained.
+            "strict": True,
             "description": "The weather of a city",
             "parameters": {
                 "type": "object",
@@ -74,27 +76,6 @@ def _without_identity(answer: dict[str, Any]) -> dict[str, Any]:
         for call in choice["message"].get("tool_calls") or ():
             del call["id"]
     return kept
-
-
-def _summary(chunks: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a stream said, however it was cut into chunks."""
-    text: dict[Any, str] = defaultdict(str)
-    names: dict[Any, str] = {}
-    finished: dict[int, str] = {}
-    usage = None
-    for chunk in chunks:
-        usage = chunk.get("usage") or usage
-        for choice in chunk["choices"]:
-            index, delta = choice["index"], choice["delta"]
-            text[index] += delta.get("content") or ""
-            for call in delta.get("tool_calls") or ():
-                key = (index, call["index"])
-                function = call["function"]
-                text[key] += function.get("arguments") or ""
-                names[key] = names.get(key) or function.get("name")
-            if choice["finish_reason"]:
-                finished[index] = choice["finish_reason"]
-    return {"text": dict(text), "names": names, "finished": finished, "usage": usage}
 
 
 def _address(serving: Serving) -> str:
@@ -177,10 +158,12 @@ async def test_a_refused_body_gets_the_status_and_type_of_vllms_http_server(
                 await anext(serving.engine.stream(ChatCall("refused", chat)))
             else:
                 await serving.engine.complete(ChatCall("refused", chat))
-    error = over_http["error"]
+    # A list: vLLM found out after it had answered 200, the error is the stream's first event.
+    error: dict[str, Any] = over_http[0]["error"] if status == 200 else over_http["error"]
+    status = error["code"]
     assert status >= 400
     assert (refusal.value.status, refusal.value.error_type) == (status, error["type"])
     # FastAPI puts the path of a field below "body".
-    parameter = error["param"] and error["param"].removeprefix("body.")
-    assert refusal.value.parameter == parameter
+    parameter: str | None = error["param"]
+    assert refusal.value.parameter == (parameter and parameter.removeprefix("body."))
     assert serving.engine.calls_in_flight == 0

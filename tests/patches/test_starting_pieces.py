@@ -137,6 +137,7 @@ def test_the_last_exception_that_vllm_logged_is_the_reason(tmp_path: Path) -> No
     Path(handler["filename"]).write_text(
         "EngineCore failed to start.\nTraceback (most recent call last):\n  File ...\n"
         "torch.OutOfMemoryError: no memory\n\nshutting down\n"
+        "Exception: WorkerProc initialization failed. See stack trace for root cause.\n"
     )
     assert errors.last() == "torch.OutOfMemoryError: no memory"
 
