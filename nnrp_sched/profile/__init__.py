@@ -2,7 +2,6 @@
 
 from nnrp_sched.profile.assembly import ChatAssembly
 from nnrp_sched.profile.capability import (
-    DIAGNOSTICS_EXTENSION,
     CapabilityDocument,
     Extension,
     Model,
@@ -57,7 +56,6 @@ from nnrp_sched.profile.tool_calls import OpenCall, ToolCallGrammar
 __all__ = [
     "CHAT_COMPLETIONS",
     "CONTROL_SCHEMA",
-    "DIAGNOSTICS_EXTENSION",
     "MAX_DEPTH",
     "MAX_DOCUMENT_BYTES",
     "PROFILE",

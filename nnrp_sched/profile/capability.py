@@ -34,13 +34,6 @@ class Extension(Struct, frozen=True):
     description: str
 
 
-DIAGNOSTICS_EXTENSION = Extension(
-    name="vllm.diagnostics",
-    critical=False,
-    description="response.diagnostics events for requests with nnrp.diagnostics true",
-)
-
-
 class CapabilityDocument(Struct, frozen=True):
     """The source of truth for feature probes and conformance selection."""
 
@@ -62,8 +55,8 @@ def capability_document(
 ) -> CapabilityDocument:
     """The document of a Level 1 server.
 
-    `tool_calls` is whether the engine can produce them; the `vllm.diagnostics` extension of the
-    published adapter is always declared, before `extensions`.
+    `tool_calls` is whether the engine can produce them. Only what works is declared: `extensions`
+    is the caller's to know.
     """
     chat = Operation(
         name=CHAT_COMPLETIONS,
@@ -78,5 +71,5 @@ def capability_document(
         compatibility_levels=(1,),
         operations=(chat,),
         models=tuple(Model(id=model) for model in models),
-        extensions=(DIAGNOSTICS_EXTENSION, *extensions),
+        extensions=tuple(extensions),
     )

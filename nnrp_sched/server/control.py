@@ -6,25 +6,31 @@ Level 1 of the profile never depends on them (design, decision 10).
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from nnrp_sched.engine.port import Engine
 from nnrp_sched.errors import ProfileError
 from nnrp_sched.profile import (
     CONTROL_SCHEMA,
     Completed,
+    Extension,
     capability_document,
     encode_event,
     parse_control,
+)
+
+CONTROL_EXTENSION = Extension(
+    name=CONTROL_SCHEMA,
+    critical=False,
+    description="requests of nnrp-sched, such as capabilities.get for this document",
 )
 
 
 def capabilities(engine: Engine) -> dict[str, Any]:
     """The capability document of what `engine` serves, as plain JSON values."""
     description = engine.description
-    document = capability_document(description.models, tool_calls=description.tool_calls)
-    built: dict[str, Any] = msgspec.to_builtins(document)
-    return built
+    document = capability_document(
+        description.models, tool_calls=description.tool_calls, extensions=(CONTROL_EXTENSION,)
+    )
+    return document.to_builtins()
 
 
 OPERATIONS: dict[str, Callable[[Engine], dict[str, Any]]] = {"capabilities.get": capabilities}

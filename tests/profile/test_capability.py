@@ -1,6 +1,6 @@
 """The capability document."""
 
-from nnrp_sched.profile import DIAGNOSTICS_EXTENSION, Extension, capability_document
+from nnrp_sched.profile import Extension, capability_document
 
 
 def test_a_level_1_server_declares_chat_its_models_and_its_extensions() -> None:
@@ -21,11 +21,6 @@ def test_a_level_1_server_declares_chat_its_models_and_its_extensions() -> None:
         ],
         "models": [{"id": "m", "owned_by": "adapter"}, {"id": "n", "owned_by": "adapter"}],
         "extensions": [
-            {
-                "name": "vllm.diagnostics",
-                "critical": False,
-                "description": DIAGNOSTICS_EXTENSION.description,
-            },
             {"name": "nnrp.workflow", "critical": False, "description": "who asks"},
         ],
     }
