@@ -2,7 +2,6 @@
 
 import itertools
 
-from nnrp_sched.errors import ProfileError
 from nnrp_sched.profile import profile_error
 
 _SESSION_IDS = 2**32 - 1
@@ -30,14 +29,14 @@ class Admission:
         """
         return next(self._sessions) % _SESSION_IDS + 1
 
-    def admit(self, wished: str) -> str | ProfileError:
-        """Take a place: the request id to use, or the error the peer gets.
+    def admit(self, wished: str) -> str:
+        """Take a place and return the request id to use; raises `ProfileError` when all are taken.
 
         The id is the wished one unless that is in use: a client's `request_id` is a label and need
         not be unique (wire digest 6, 40); the engine's handle must be.
         """
         if len(self._live) >= self._max_operations:
-            return profile_error(
+            raise profile_error(
                 "adapter_operation_limit",
                 f"this server runs {self._max_operations} operations at once; retry later",
             )

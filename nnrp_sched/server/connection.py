@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 OPERATIONS = frozenset({"chat.completions.create"})
 """Level 1 of the profile (seed 003, section 4)."""
 
+_STATUS_OK = 200
+
 _REFUSED = frozenset(
     {
         MessageType.PRIORITY_UPDATE,
@@ -184,33 +186,28 @@ class Connection:
         if self._admission.draining or session.closing:
             channel.send_drop(DropReason.TRANSPORT_CLOSED, "server_shutdown")
             return
-        refused = self._admit(session, event, channel)
-        if refused is not None:
-            channel.send_terminal(encode_event(error_document(refused)), refused.status)
+        try:
+            self._admit(session, event, channel)
+        except ProfileError as error:
+            channel.send_terminal(encode_event(error_document(error)), error.status)
 
-    def _admit(
-        self, session: Session, event: SubmitReceived, channel: FrameChannel
-    ) -> ProfileError | None:
-        """Start the operation of a submit, or say why not."""
+    def _admit(self, session: Session, event: SubmitReceived, channel: FrameChannel) -> None:
+        """Start the operation of a submit, or answer it; raises `ProfileError` to refuse it."""
         if event.fault is not None:
-            return profile_error(event.fault.code, event.fault.message)
-        if control.is_control(event.document):
-            answer = control.answer(event.document, self._engine)
-            if isinstance(answer, bytes):
-                channel.send_terminal(answer, 200)
-                return None
-            if answer is not None:
-                return answer
+            raise profile_error(event.fault.code, event.fault.message)
         try:
             envelope = parse_envelope(event.document, OPERATIONS)
         except ProfileError as error:
-            return error
+            if error.code != "unsupported_schema_version":
+                raise
+            answer = control.answer(event.document, self._engine)
+            if answer is None:
+                raise
+            channel.send_terminal(answer, _STATUS_OK)
+            return
         derived = f"nnrp-{event.operation_id}-{event.frame_id}"
-        request_id = self._admission.admit(envelope.request_id or derived)
-        if isinstance(request_id, ProfileError):
-            return request_id
         operation = Operation(
-            request_id,
+            self._admission.admit(envelope.request_id or derived),
             envelope,
             self._engine,
             channel,
@@ -219,7 +216,6 @@ class Connection:
         session.add(event.frame_id, operation)
         assert self._tasks is not None
         self._tasks.start_soon(self._run_operation, session, event.frame_id, operation)
-        return None
 
     async def _run_operation(self, session: Session, frame_id: int, operation: Operation) -> None:
         try:

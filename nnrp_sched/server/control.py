@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from nnrp_sched.engine.port import Engine
-from nnrp_sched.errors import ProfileError
 from nnrp_sched.profile import (
     CONTROL_SCHEMA,
     Completed,
@@ -36,20 +35,13 @@ def capabilities(engine: Engine) -> dict[str, Any]:
 OPERATIONS: dict[str, Callable[[Engine], dict[str, Any]]] = {"capabilities.get": capabilities}
 """What can be asked, and what answers it."""
 
-_MARK = CONTROL_SCHEMA.encode()
 
+def answer(document: bytes, engine: Engine) -> bytes | None:
+    """The terminal document for a control request; None when the document is not one.
 
-def is_control(document: bytes) -> bool:
-    """Whether a document may be a control request; a cheap look that never misses one."""
-    return _MARK in document
-
-
-def answer(document: bytes, engine: Engine) -> bytes | ProfileError | None:
-    """The terminal document for a control request; None when it is not one after all."""
-    try:
-        request = parse_control(document, frozenset(OPERATIONS))
-    except ProfileError as error:
-        return error
+    Raises `ProfileError` for a control request that cannot be served.
+    """
+    request = parse_control(document, frozenset(OPERATIONS))
     if request is None:
         return None
     return encode_event(Completed(body=OPERATIONS[request.operation](engine)))

@@ -14,8 +14,7 @@ from nnrp_sched.cli.child import ServerProcess, started_server
 from nnrp_sched.client import Outcome, Session, connect
 from nnrp_sched.profile import OutputTextDelta, ToolCallCompleted
 from tests.engine.test_same_chat_as_over_http import BODIES, MODEL, REFUSED, body
-from tests.engine.test_same_chat_as_over_http import _summary as summary
-from tests.support.vllm_http import get, post_chat
+from tests.support.vllm_http import get, post_chat, summary
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,7 @@ import pytest
 from nnrp_sched.engine.port import ChatCall
 from nnrp_sched.errors import BackendError
 from nnrp_sched_patches.launch import Serving
-from tests.support.vllm_http import post_chat
-from tests.support.vllm_http import summary as _summary
+from tests.support.vllm_http import post_chat, summary
 
 pytestmark = pytest.mark.anyio
 
@@ -104,8 +103,8 @@ async def test_a_stream_says_the_same(serving: Serving, name: str) -> None:
         stream = serving.engine.stream(ChatCall("same", chat))
         in_process = [chunk async for chunk in stream]
     assert status == 200
-    assert _summary(in_process) == _summary(over_http)
-    assert _summary(in_process)["usage"]["completion_tokens"] > 0
+    assert summary(in_process) == summary(over_http)
+    assert summary(in_process)["usage"]["completion_tokens"] > 0
     assert {key for chunk in in_process for key in chunk} == {
         key for chunk in over_http for key in chunk
     }
