@@ -1,5 +1,6 @@
 """Stopping chats of a real engine: nothing stays behind, and the neighbours go on."""
 
+import random
 from typing import Any
 
 import anyio
@@ -10,6 +11,7 @@ from nnrp_sched.engine.port import AbortReceipt, ChatCall
 from nnrp_sched.errors import BackendError
 from nnrp_sched_patches.launch import Serving
 from nnrp_sched_patches.vllm_engine import ABORTED_STATUS
+from tests.support.vllm_http import get
 
 pytestmark = pytest.mark.anyio
 
@@ -33,10 +35,25 @@ def _left_behind(serving: Serving) -> tuple[int, ...]:
 
 
 async def _engine_is_idle(serving: Serving) -> None:
-    """Come back when the engine has nothing to do and the frontend has forgotten everything."""
-    with anyio.fail_after(60):
-        # One short chat gets through a full engine only when the aborted ones are out of it.
-        await serving.engine.complete(ChatCall("after", body(max_tokens=1)))
+    """Come back when frontend and engine hold no request any more.
+
+    A chat of these tests that stayed in the engine would keep it busy for longer than the deadline.
+    """
+    assert serving.http is not None
+    assert _left_behind(serving) == (0, 0, 0, 0)
+    with anyio.fail_after(15):
+        while True:
+            # The engine counts at each step, and an idle one makes none.
+            await serving.engine.complete(ChatCall("step", body(max_tokens=1)))
+            _, metrics = await get(serving.http, "/metrics")
+            counts = [
+                float(line.rpartition(" ")[2])
+                for line in metrics.splitlines()
+                if line.startswith(("vllm:num_requests_running{", "vllm:num_requests_waiting{"))
+            ]
+            assert len(counts) == 2
+            if not any(counts):
+                break
     assert _left_behind(serving) == (0, 0, 0, 0)
 
 
@@ -121,6 +138,40 @@ async def test_a_call_cancelled_at_any_moment_leaves_nothing_behind(
             for _ in range(steps):
                 await checkpoint()
             tasks.cancel_scope.cancel()
+    await _engine_is_idle(serving)
+
+
+async def test_many_calls_cancelled_and_aborted_at_random_moments_leave_nothing_behind(
+    serving: Serving,
+) -> None:
+    chance = random.Random(7)
+    engine = serving.engine
+
+    async def serve(request_id: str, ending: str) -> None:
+        with anyio.move_on_after(chance.uniform(0, 1)) as patience:
+            try:
+                if chance.random() < 0.5:
+                    await engine.complete(ChatCall(request_id, body()))
+                else:
+                    async for _ in engine.stream(ChatCall(request_id, body(stream=True))):
+                        pass
+            except BackendError as error:
+                assert error.status == ABORTED_STATUS
+        # None of them can come to its natural end in that time.
+        assert patience.cancelled_caught or ending == "abort"
+
+    async def abort(request_id: str) -> None:
+        for _ in range(chance.randrange(200)):
+            await checkpoint()
+        await engine.abort(request_id)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for number in range(80):
+                ending = chance.choice(("abort", "cancel"))
+                tasks.start_soon(serve, f"{number}", ending)
+                if ending == "abort":
+                    tasks.start_soon(abort, f"{number}")
     await _engine_is_idle(serving)
 
 
