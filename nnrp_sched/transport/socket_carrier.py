@@ -38,7 +38,10 @@ class SocketCarrier(asyncio.Protocol):
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._paused = False
-        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._closing = False
+        loop = asyncio.get_running_loop()
+        self._peer_ended: asyncio.Future[None] = loop.create_future()
+        self._lost: asyncio.Future[None] = loop.create_future()
 
     @property
     def name(self) -> str:
@@ -100,14 +103,26 @@ class SocketCarrier(asyncio.Protocol):
             raise ConnectionLost(f"the {self._name} connection is gone")
 
     async def aclose(self) -> None:
-        """Close both directions. What was sent gets a moment to leave; a peer that does not read
-        does not hold the socket open."""
+        """Close both directions.
+
+        What was sent still arrives: the peer gets a moment to read it and to close too. A socket
+        closed over unread bytes is reset, and a reset takes our last words with it.
+        """
+        if self._lost.done():
+            return
+        self._closing = True
+        self._end()
+        self.transport.resume_reading()
+        if not self._peer_ended.done():
+            try:
+                self.transport.write_eof()
+            except OSError:
+                self.transport.abort()  # Reset already, and about to be reported as lost.
+            await asyncio.wait([self._peer_ended], timeout=_CLOSE_SECONDS)
+        self.transport.close()
+        await asyncio.wait([self._lost], timeout=_CLOSE_SECONDS)
         if not self._lost.done():
-            self.transport.close()
-            self._end()
-            await asyncio.wait([self._lost], timeout=_CLOSE_SECONDS)
-            if not self._lost.done():
-                self.transport.abort()
+            self.transport.abort()
 
     # --- asyncio.Protocol -----------------------------------------------------------------------
 
@@ -123,6 +138,8 @@ class SocketCarrier(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came; beyond the limit the transport stops reading."""
+        if self._closing:
+            return
         if self._sink is not None:
             self._pour(data, self._sink)
             return
@@ -130,17 +147,18 @@ class SocketCarrier(asyncio.Protocol):
         self._received_bytes += len(data)
         if self._received_bytes >= _READ_LIMIT_BYTES:
             self.transport.pause_reading()
-        self._wake_reader()
+        _set(self._reader)
 
     def eof_received(self) -> bool:
         """The peer sends no more; it may still read, so the transport stays open."""
+        _set(self._peer_ended)
         self._end()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed."""
-        if not self._lost.done():
-            self._lost.set_result(None)
+        _set(self._peer_ended)
+        _set(self._lost)
         self._end()
         self.resume_writing()
 
@@ -151,8 +169,7 @@ class SocketCarrier(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The transport's buffer has room again."""
         self._paused = False
-        if self._writer is not None and not self._writer.done():
-            self._writer.set_result(None)
+        _set(self._writer)
 
     def _pour(self, data: bytes, sink: Callable[[bytes], None]) -> None:
         try:
@@ -168,8 +185,9 @@ class SocketCarrier(asyncio.Protocol):
 
     def _end(self) -> None:
         self._ended = True
-        self._wake_reader()
+        _set(self._reader)
 
-    def _wake_reader(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+
+def _set(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
