@@ -107,6 +107,11 @@ class Connection:
         """Bytes that wait for the peer to read."""
         return self._outbox.waiting_bytes
 
+    @property
+    def session_ids(self) -> tuple[int, ...]:
+        """The sessions open or closing on this connection."""
+        return tuple(self._sessions)
+
     # --- life -----------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -183,7 +188,7 @@ class Connection:
     def _on_submit(self, event: SubmitReceived) -> None:
         session = self._sessions[event.session_id]
         channel = FrameChannel(self._wire, self._outbox, event.session_id, event.frame_id)
-        if self._admission.draining or session.closing:
+        if event.fault is None and (self._admission.draining or session.closing):
             channel.send_drop(DropReason.TRANSPORT_CLOSED, "server_shutdown")
             return
         try:
@@ -255,15 +260,14 @@ class Connection:
             await session.wait_idle(min(wished, self._limits.drain_seconds))
             session.stop_all(Ending.DRAIN)
         await session.wait_idle(self._limits.abort_seconds + 1)
-        del self._sessions[session.session_id]
-        if not self._wire.closed:
+        open_still = self._sessions.pop(session.session_id, None) is not None
+        if open_still and not self._wire.closed:
             self._wire.abandon_operations(session.session_id)
             self._outbox.put(self._wire.acknowledge_session_close(session.session_id))
 
     def _on_session_failed(self, event: SessionFailed) -> None:
-        session = self._sessions.get(event.session_id)
+        session = self._sessions.pop(event.session_id, None)
         if session is not None:
-            session.closing = True
             session.stop_all(Ending.SESSION)
 
     def _on_end(self, event: ConnectionCloseReceived | ConnectionFailed) -> None:

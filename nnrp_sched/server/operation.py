@@ -173,10 +173,13 @@ class Operation:
         try:
             with anyio.move_on_after(self._abort_seconds, shield=True) as limit:
                 self.receipt = await self._engine.abort(self.request_id)
-            if limit.cancelled_caught:
+            if self.receipt is not None:
+                logger.info("request %s aborted: %s", self.request_id, self.receipt)
+            elif limit.cancelled_caught:
                 logger.warning("request %s: the engine did not confirm its abort", self.request_id)
-        except BackendError as error:
-            logger.warning("request %s: abort failed: %s", self.request_id, error)
+        except Exception:
+            # The engine's code again: the operation ends without a receipt, and says so here.
+            logger.exception("request %s: the abort failed", self.request_id)
         finally:
             self._call_scope.cancel()
             done.set()

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from nnrp_sched.errors import ConnectionLost, SessionRejected
-from nnrp_sched.profile import Completed
+from nnrp_sched.profile import Completed, build_envelope
 from nnrp_sched.server import ServerLimits
 from nnrp_sched.wire import (
     ConnectionCloseReceived,
@@ -13,6 +13,7 @@ from nnrp_sched.wire import (
     MessageType,
     ResultDropped,
     SessionClosed,
+    SessionFailed,
 )
 from tests.support.raw_peer import RawPeer
 from tests.support.serving import (
@@ -184,3 +185,34 @@ async def test_a_client_is_told_when_the_server_goes_away() -> None:
             assert outcome.status == "dropped"
             with pytest.raises(ConnectionLost):
                 await session.chat(body()).result()
+
+
+async def test_a_failed_session_leaves_nothing_in_its_connection() -> None:
+    async with scripted_server() as served:
+        peer = RawPeer(served.dial())
+        keeper = await peer.open()
+        connection = next(iter(served.server.connections))
+        for _ in range(5):
+            session_id = await peer.open_session()
+            document = build_envelope(script(hold=True) | {"stream": True})
+            _, submit = peer.wire.submit(session_id, document, operation_id=session_id)
+            await peer.send(submit + submit)
+            await peer.expect(SessionFailed)
+        await until_idle(served)
+        assert connection.session_ids == (keeper,)
+
+
+async def test_closing_a_session_that_fails_meanwhile_harms_nothing() -> None:
+    async with scripted_server() as served:
+        peer = RawPeer(served.dial())
+        await peer.open()
+        session_id = await peer.open_session()
+        document = build_envelope(script(hold=True) | {"stream": True})
+        _, submit = peer.wire.submit(session_id, document, operation_id=9)
+        close = peer.wire.close_session(session_id, policy=InFlightPolicy.DRAIN)
+        await peer.send(submit + close + submit)
+        await until_idle(served)
+        again = await peer.open_session()
+        frame_id = await peer.submit(again, body())
+        _, terminal = await peer.result(frame_id)
+        assert isinstance(terminal, Completed)
