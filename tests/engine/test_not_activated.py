@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ signal.signal(signal.SIGUSR1, witness)
 
 
 @asynccontextmanager
-async def api_server(folder: Path) -> AsyncIterator[tuple[int, str]]:
+async def api_server(folder: Path) -> AsyncGenerator[tuple[int, str]]:
     """`python -m vllm.entrypoints.openai.api_server` on the embedded model; pid and address."""
     (folder / "sitecustomize.py").write_text(WITNESS)
     with socket.create_server(("127.0.0.1", 0)) as free:
