@@ -15,7 +15,7 @@ _HERE = Path(__file__).parent
 _SHARED = "serving"
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)  # xdist reads the group in a hook of the same name.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep this folder's tests in one worker, those with engines of their own first."""
     ours = [item for item in items if item.path.is_relative_to(_HERE)]
