@@ -25,6 +25,7 @@ from nnrp_sched_patches.launch_steps import (
     children_gone,
     error_log,
     parse_arguments,
+    root_log_level_kept,
     start_failures,
     watched,
 )
@@ -135,7 +136,7 @@ async def _running(
     vllm = ServingObjects(installed.root)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(children_gone())
-        with start_failures(errors):
+        with start_failures(errors), root_log_level_kept():
             # Before the parse: vLLM takes its logging configuration into what it hands to children.
             stack.enter_context(applied(error_log(errors, arguments), {}))
             parsed = parse_arguments(vllm, arguments)

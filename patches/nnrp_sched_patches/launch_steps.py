@@ -105,6 +105,20 @@ def start_failures(errors: EngineErrors) -> Generator[None]:
         raise StartError(f"vLLM did not start: {reason}") from error
 
 
+@contextlib.contextmanager
+def root_log_level_kept() -> Generator[None]:
+    """Put the root logger's level back: what vLLM's HTTP app imports raises it to ERROR.
+
+    Warnings of everything else in this process would be lost with it.
+    """
+    root = logging.getLogger()
+    level = root.level
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+
+
 @contextlib.asynccontextmanager
 async def children_gone() -> AsyncGenerator[None, None]:
     """On leaving, wait for the processes that were started inside to end.

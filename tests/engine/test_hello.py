@@ -1,5 +1,6 @@
 """Both processes of a patched vLLM say who they are."""
 
+import logging
 import os
 
 import anyio
@@ -42,6 +43,10 @@ async def test_the_engines_receipt_tells_its_scheduler_and_a_clock_of_this_machi
 
 async def test_the_frontend_knows_its_engine(serving: Serving) -> None:
     assert serving.engine.async_llm in live_engines()
+
+
+async def test_our_warnings_are_still_heard_beside_vllm(serving: Serving) -> None:
+    assert logging.getLogger("nnrp_sched_patches.install").isEnabledFor(logging.WARNING)
 
 
 async def test_no_hook_failed(serving: Serving) -> None:

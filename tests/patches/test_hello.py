@@ -9,6 +9,7 @@ import anyio
 import msgspec
 import pytest
 
+from nnrp_sched_patches import install
 from nnrp_sched_patches.channel import EngineGone, EngineRefused, EngineSilent, call_engine
 from nnrp_sched_patches.hello import (
     engine_hello,
@@ -83,7 +84,10 @@ async def test_the_engines_receipt_tells_what_its_scheduler_really_is() -> None:
     assert engine.monotonic_ns is not None
 
 
-async def test_an_answer_from_a_process_without_the_layer_does_not_count_as_patched() -> None:
+async def test_an_answer_from_a_process_without_the_layer_does_not_count_as_patched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(install, "_LAYER", install.PatchLayer())
     with anyio.fail_after(5):
         _, engine = await hello_receipts(_Engine(_hello), 2)
     assert engine.answered

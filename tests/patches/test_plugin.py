@@ -35,8 +35,10 @@ def misfit(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise UnsupportedVllm("vLLM 9.9 has no seams")
 
-    monkeypatch.setenv(plugin.PATCH_VARIABLE, "1")
+    # The real one may be active in this worker, for the engine that its other tests share.
+    monkeypatch.setattr(install, "_LAYER", install.PatchLayer())
     monkeypatch.setattr(install, "bind_installed", refuse)
+    monkeypatch.setenv(plugin.PATCH_VARIABLE, "1")
 
 
 def test_a_process_that_does_not_fit_says_so_and_stays_unpatched(
