@@ -105,7 +105,7 @@ class Session:
 
     def cancel(self, frame_id: int, reason: str) -> None:
         """Send CANCEL for a frame; one that has ended needs none."""
-        if frame_id in self._inboxes and not self._wire.closed:
+        if self._wire.in_flight(self.session_id, frame_id):
             self._outbox.put(
                 self._wire.cancel(
                     self.session_id,

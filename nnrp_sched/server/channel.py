@@ -7,7 +7,8 @@ from nnrp_sched.wire import DropReason, ServerConnection
 class FrameChannel:
     """Turns an operation's events into packets of its frame.
 
-    Once the connection has ended it sends nothing: the operation is about to be told.
+    Once the frame, its session or the connection has ended it sends nothing: the operation is about
+    to be told.
     """
 
     __slots__ = ("_frame_id", "_outbox", "_session_id", "_wire")
@@ -31,12 +32,12 @@ class FrameChannel:
 
     def send_partial(self, document: bytes) -> None:
         """Send one event as PARTIAL_RESULT."""
-        if not self._wire.closed:
+        if self._wire.in_flight(self._session_id, self._frame_id):
             self._outbox.put(self._wire.partial_result(self._session_id, self._frame_id, document))
 
     def send_terminal(self, document: bytes, status_code: int) -> None:
         """Send the terminal document as RESULT_PUSH."""
-        if not self._wire.closed:
+        if self._wire.in_flight(self._session_id, self._frame_id):
             self._outbox.put(
                 self._wire.push_result(
                     self._session_id, self._frame_id, document, status_code=status_code
@@ -45,7 +46,7 @@ class FrameChannel:
 
     def send_drop(self, reason: DropReason, diagnostic: str) -> None:
         """End the operation with RESULT_DROP_REASON."""
-        if not self._wire.closed:
+        if self._wire.in_flight(self._session_id, self._frame_id):
             self._outbox.put(
                 self._wire.drop_result(self._session_id, self._frame_id, reason, diagnostic)
             )

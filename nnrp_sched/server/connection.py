@@ -163,6 +163,9 @@ class Connection:
             self._outbox.put(self._wire.close("no CLIENT_HELLO arrived in time"))
 
     # --- events ---------------------------------------------------------------------------------
+    #
+    # The machine is ahead of its events: what one of them is about may have been ended by a later
+    # packet of the same bytes. So whoever answers asks the machine first.
 
     def _on_reply(self, event: Reply) -> None:
         self._outbox.put(event.data)
@@ -171,6 +174,8 @@ class Connection:
         self._hello_scope.deadline = math.inf
 
     def _on_session_open(self, event: SessionOpenReceived) -> None:
+        if self._wire.closed:
+            return
         if self._admission.draining:
             code = SessionErrorCode.LIMIT_REACHED
             reply = self._wire.reject_session(event, code, "the server shuts down")
@@ -186,6 +191,8 @@ class Connection:
         self._outbox.put(reply)
 
     def _on_submit(self, event: SubmitReceived) -> None:
+        if not self._wire.in_flight(event.session_id, event.frame_id):
+            return
         session = self._sessions[event.session_id]
         channel = FrameChannel(self._wire, self._outbox, event.session_id, event.frame_id)
         if event.fault is None and (self._admission.draining or session.closing):
@@ -235,6 +242,8 @@ class Connection:
             operation.stop(_ENDINGS[event.message_type])
 
     def _on_control(self, event: ControlReceived) -> None:
+        if self._is_over(event.session_id, event.frame_id):
+            return
         if event.packet.message_type in _REFUSED:
             name = MessageType(event.packet.message_type).name.lower()
             self._outbox.put(
@@ -245,6 +254,13 @@ class Connection:
                     frame_id=event.frame_id,
                 )
             )
+
+    def _is_over(self, session_id: int, frame_id: int) -> bool:
+        """Whether what a message was about has ended; nothing may be said about it then."""
+        if frame_id:
+            return not self._wire.in_flight(session_id, frame_id)
+        gone = session_id != 0 and session_id not in self._wire.session_ids
+        return gone or self._wire.closed
 
     def _on_session_close(self, event: SessionCloseReceived) -> None:
         session = self._sessions[event.session_id]

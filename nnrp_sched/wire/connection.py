@@ -79,6 +79,15 @@ class ConnectionMachine:
         """The sessions that are open or closing."""
         return tuple(self._sessions)
 
+    def in_flight(self, session_id: int, frame_id: int) -> bool:
+        """Whether a frame has no terminal yet and its connection lives.
+
+        Ask before a command that answers an event: a later packet of the same bytes may have ended
+        the frame, its session or the connection already.
+        """
+        session = self._sessions.get(session_id)
+        return session is not None and frame_id in session.operations and not self.closed
+
     def close(self, diagnostic: str = "") -> bytes:
         """CLOSE for the whole connection; close the carrier after sending it.
 

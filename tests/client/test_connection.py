@@ -12,6 +12,7 @@ from nnrp_sched.errors import (
     ConnectionLost,
     PeerUnreachable,
     ProfileStreamError,
+    ReaderTooSlow,
     SessionRejected,
 )
 from nnrp_sched.profile import Completed, encode_event
@@ -191,6 +192,25 @@ async def test_a_peer_that_never_answers_the_hello_is_unreachable() -> None:
         async with over_carrier(ours, seconds=0.05):
             pass
     await theirs.aclose()
+
+
+async def test_a_terminal_in_the_bytes_that_overflow_a_slow_reader_ends_only_that_chat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nnrp_sched.client.session._MAX_BUFFERED_EVENTS", 1)
+    async with against_raw_server() as (session, server), anyio.create_task_group() as tasks:
+        slow = session.chat(body(), stream=True)
+        tasks.start_soon(anext, slow)
+        submit = await server.submitted()
+        wire, ids = server.wire, (submit.session_id, submit.frame_id)
+        partials = b"".join(wire.partial_result(*ids, DELTA) for _ in range(3))
+        await server.send(partials + wire.push_result(*ids, None))
+        with pytest.raises(ReaderTooSlow):
+            await slow.result()
+        after = session.chat(body())
+        tasks.start_soon(after.result)
+        await server.push(await server.submitted(), None)
+        assert (await finished(after)).status == "completed"
 
 
 async def test_the_server_s_second_terminal_is_ignored() -> None:

@@ -1,6 +1,6 @@
 """Bad input of each kind gets its answer, and the operations beside it go on (wire digest 4, 6)."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,10 +15,12 @@ from nnrp_sched.wire import (
     FrameSubmit,
     MessageType,
     Packet,
+    Scheduling,
     SessionFailed,
     encode_document,
     encode_packet,
 )
+from nnrp_sched.wire.handshake import sdk_session_open
 from tests.support.raw_peer import RawPeer
 from tests.support.serving import (
     SECONDS,
@@ -44,13 +46,27 @@ async def beside_a_healthy_client() -> AsyncGenerator[InMemory, None]:
             assert after.status == "completed"
 
 
-def submit_packet(*, session_id: int, frame_id: int, operation_id: int) -> bytes:
+NO_CAPABILITY = Capability(
+    profile_id=0,
+    count=0,
+    cost_model=0,
+    rank=0,
+    limit_bytes=0,
+    limit_units=0,
+    body_bytes=0,
+    flags=0,
+)
+
+
+def submit_packet(
+    *, session_id: int, frame_id: int, operation_id: int, document: bytes | None = None
+) -> bytes:
     """A well-formed submit that no state machine of ours has agreed to."""
     return encode_packet(
         Packet(
             MessageType.FRAME_SUBMIT,
             metadata=FrameSubmit(operation_id=operation_id),
-            body=encode_document(build_envelope(body())),
+            body=encode_document(document or build_envelope(body())),
             session_id=session_id,
             frame_id=frame_id,
         )
@@ -208,6 +224,82 @@ async def test_a_document_that_cannot_be_served_ends_in_its_error_code(kind: str
         assert isinstance(completed, Completed)
 
 
+_GARBAGE = b"GET / HTTP/1.1"
+_CLOSE = encode_packet(Packet(MessageType.CLOSE))
+_REQUEST = encode_packet(
+    Packet(
+        MessageType.SESSION_OPEN,
+        sdk_session_open(priority=1, max_in_flight=4, requested_session_id=0),
+    )
+)
+ENDED_UNDER_IT: dict[str, Callable[[int], bytes]] = {
+    "a faulty submit, then its frame id again": lambda session_id: faulty_submit(session_id) * 2,
+    "a submit, then its frame id again": lambda session_id: plain_submit(session_id) * 2,
+    "a faulty submit, then CLOSE": lambda session_id: faulty_submit(session_id) + _CLOSE,
+    "a submit, then garbage": lambda session_id: plain_submit(session_id) + _GARBAGE,
+    "a session request, then CLOSE": lambda _: _REQUEST + _CLOSE,
+    "a session request, then garbage": lambda _: _REQUEST + _GARBAGE,
+    "a negotiation, then CLOSE": lambda session_id: negotiation(session_id) + _CLOSE,
+    "a negotiation, then what fails its session": lambda session_id: (
+        negotiation(session_id) + plain_submit(session_id) * 2
+    ),
+}
+"""One write a kind: a request, and behind it what ends its session or the connection."""
+
+
+def plain_submit(session_id: int) -> bytes:
+    """A submit that can be served."""
+    return submit_packet(session_id=session_id, frame_id=1, operation_id=7)
+
+
+def faulty_submit(session_id: int) -> bytes:
+    """A submit whose document is none."""
+    return submit_packet(session_id=session_id, frame_id=1, operation_id=7, document=b"junk")
+
+
+def negotiation(session_id: int) -> bytes:
+    """A request that the server refuses as unsupported."""
+    return encode_packet(
+        Packet(MessageType.CAPABILITY_NEGOTIATION, NO_CAPABILITY, session_id=session_id)
+    )
+
+
+@pytest.mark.parametrize("kind", ENDED_UNDER_IT)
+async def test_a_request_whose_end_came_in_the_same_bytes_harms_nobody(kind: str) -> None:
+    async with beside_a_healthy_client() as served:
+        peer = RawPeer(served.dial())
+        session_id = await peer.open()
+        await peer.send(ENDED_UNDER_IT[kind](session_id))
+        await peer.carrier.aclose()
+        with anyio.fail_after(SECONDS):
+            while len(served.server.connections) > 1:
+                await anyio.lowlevel.checkpoint()
+
+
+async def test_nothing_follows_the_terminal_of_a_faulty_submit() -> None:
+    async with beside_a_healthy_client() as served:
+        peer = RawPeer(served.dial())
+        session_id = await peer.open()
+        deadline = Scheduling(
+            operation_id=7,
+            control_sequence=1,
+            priority_class=1,
+            priority_delta=0,
+            deadline_unix_ms=1,
+            flags=0,
+        )
+        await peer.send(
+            faulty_submit(session_id)
+            + encode_packet(
+                Packet(MessageType.DEADLINE, deadline, session_id=session_id, frame_id=1)
+            )
+        )
+        await peer.until_terminal(1)
+        await peer.open_session()
+        about_it = [packet.message_type for packet in peer.packets if packet.frame_id == 1]
+        assert about_it == [MessageType.RESULT_PUSH]
+
+
 async def test_unknown_nnrp_keys_are_ignored() -> None:
     extensions: dict[str, Any] = {"workflow": {"agent": "explorer"}, "cancel_after_events": 1}
     async with scripted_session() as (_, session):
@@ -221,23 +313,7 @@ async def test_requests_the_server_does_not_offer_are_answered_as_unsupported() 
         peer = RawPeer(served.dial())
         session_id = await peer.open()
         frame_id = await peer.submit(session_id, script(text="x", hold=True) | {"stream": True})
-        negotiation = Capability(
-            profile_id=0,
-            count=0,
-            cost_model=0,
-            rank=0,
-            limit_bytes=0,
-            limit_units=0,
-            body_bytes=0,
-            flags=0,
-        )
-        await peer.send(
-            encode_packet(
-                Packet(
-                    MessageType.CAPABILITY_NEGOTIATION, metadata=negotiation, session_id=session_id
-                )
-            )
-        )
+        await peer.send(negotiation(session_id))
         await peer.send(peer.wire.cancel(session_id, frame_id))
         await peer.result(frame_id)
         refused = [p for p in peer.packets if p.message_type is MessageType.ERROR_RECOVERABLE]
