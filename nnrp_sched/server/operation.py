@@ -5,6 +5,7 @@ the engine, whatever events still come are not sent, and the terminal follows th
 (design, decision 5).
 """
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import aclosing
@@ -14,7 +15,12 @@ import anyio
 from anyio.abc import TaskGroup
 
 from nnrp_sched.engine.port import AbortReceipt, ChatCall, Engine
-from nnrp_sched.errors import BackendError, ProfileError, ProfileStreamError
+from nnrp_sched.errors import (
+    BackendError,
+    LocalProtocolError,
+    ProfileError,
+    ProfileStreamError,
+)
 from nnrp_sched.profile import Cancelled as CancelledEvent
 from nnrp_sched.profile import (
     ChatMapper,
@@ -44,6 +50,7 @@ Verdict = Completed | ProfileError | Cancelled | Dropped | Silent
 
 _STATUS_OK = 200
 _STATUS_CANCELLED = 499
+_FAULT = "the server failed while serving this request"
 
 
 class OperationChannel(Protocol):
@@ -139,13 +146,13 @@ class Operation:
                 return backend_profile_error(error)
             except ProfileStreamError as error:
                 return profile_error("tool_call_stream_invalid", str(error))
-            except Exception:
+            except (Exception, asyncio.CancelledError) as error:
                 # The one boundary between the engine's code and ours: it must not take the
                 # connection down, and the peer gets a terminal whatever happened.
+                if _is_our_cancellation(error):
+                    raise
                 logger.exception("request %s failed inside the server", self.request_id)
-                return profile_error(
-                    "adapter_runtime_error", "the server failed while serving this request"
-                )
+                return profile_error("adapter_runtime_error", _FAULT)
         return Silent()
 
     async def _stream(self, call: ChatCall, mapper: ChatMapper) -> Verdict:
@@ -177,14 +184,28 @@ class Operation:
                 logger.info("request %s aborted: %s", self.request_id, self.receipt)
             elif limit.cancelled_caught:
                 logger.warning("request %s: the engine did not confirm its abort", self.request_id)
-        except Exception:
+        except (Exception, asyncio.CancelledError) as error:
             # The engine's code again: the operation ends without a receipt, and says so here.
+            if _is_our_cancellation(error):
+                raise
             logger.exception("request %s: the abort failed", self.request_id)
         finally:
             self._call_scope.cancel()
             done.set()
 
     def _finish(self, verdict: Verdict, mapper: ChatMapper) -> None:
+        """Send the one terminal; when that cannot be written, the error that says so."""
+        try:
+            self._conclude(verdict, mapper)
+        except LocalProtocolError as error:
+            fault = f"the answer cannot be sent: {error}"
+            self._conclude(profile_error("adapter_runtime_error", fault), mapper)
+        except Exception:
+            # What the engine answered is no JSON.
+            logger.exception("request %s: its answer cannot be encoded", self.request_id)
+            self._conclude(profile_error("adapter_runtime_error", _FAULT), mapper)
+
+    def _conclude(self, verdict: Verdict, mapper: ChatMapper) -> None:
         """Close the open tool calls of a failure, then send the one terminal."""
         match verdict:
             case Completed() as completed:
@@ -213,3 +234,13 @@ class Operation:
         if isinstance(terminal, Failed):
             return profile_error(terminal.code, terminal.message)
         return terminal
+
+
+def _is_our_cancellation(error: BaseException) -> bool:
+    """Whether this task is being cancelled; if not, a CancelledError is a fault of the engine's.
+
+    Engines wait for tasks of their own, and those may be cancelled without anybody asking us.
+    """
+    task = asyncio.current_task()
+    cancelled = task is not None and task.cancelling() > 0
+    return cancelled and isinstance(error, asyncio.CancelledError)

@@ -1,12 +1,16 @@
 """What happens to operations: their events, their order, their single terminal."""
 
+import asyncio
 import gc
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import anyio
 import pytest
 
 from nnrp_sched.client import Chat
+from nnrp_sched.engine.scripted import ScriptedEngine
 from nnrp_sched.profile import (
     Cancelled,
     Completed,
@@ -227,8 +231,6 @@ class _BrokenEngine:
 async def test_a_fault_in_the_engine_s_code_ends_one_operation_and_harms_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from nnrp_sched.engine.scripted import ScriptedEngine
-
     async with scripted_session(_BrokenEngine(ScriptedEngine())) as (_, session):
         with anyio.fail_after(SECONDS):
             broken = await session.chat(body()).result()
@@ -238,6 +240,64 @@ async def test_a_fault_in_the_engine_s_code_ends_one_operation_and_harms_no_othe
     assert "ZeroDivisionError" not in broken.error.message
     assert healthy.status == "completed"
     assert "ZeroDivisionError" in caplog.text
+
+
+class _StrangeEngine:
+    """An engine that answers a call without streaming as it is told."""
+
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self._inner = ScriptedEngine()
+        self._answer = answer
+        self.description = self._inner.description
+
+    async def complete(self, call: Any) -> Any:
+        return self._answer()
+
+    async def stream(self, call: Any) -> AsyncGenerator[Any, None]:
+        async with aclosing(self._inner.stream(call)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+                if call.body.get("user") == "strange":
+                    yield self._answer()
+
+    async def abort(self, request_id: str) -> Any:
+        return self._answer()
+
+
+def cancelled_by_itself() -> Any:
+    """What an engine does whose own tasks were cancelled."""
+    raise asyncio.CancelledError
+
+
+STRANGE: dict[str, Callable[[], Any]] = {
+    "its own cancellation": cancelled_by_itself,
+    "no JSON": lambda: {"choices": [], "usage": {"total": object()}},
+    "more than a packet holds": lambda: {"choices": [], "usage": {"x": "x" * (64 << 20)}},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", STRANGE)
+async def test_an_answer_that_cannot_be_sent_ends_its_operation_in_an_error_and_no_other(
+    kind: str, stream: bool
+) -> None:
+    async with scripted_session(_StrangeEngine(STRANGE[kind])) as (_, session):
+        with anyio.fail_after(SECONDS):
+            strange = await session.chat(body(user="strange"), stream=stream).result()
+            healthy = await session.chat(body(), stream=True).result()
+    assert strange.error is not None
+    assert strange.error.code == "adapter_runtime_error"
+    assert healthy.status == "completed"
+
+
+async def test_an_abort_that_the_engine_cancels_itself_still_ends_the_operation() -> None:
+    async with scripted_session(_StrangeEngine(cancelled_by_itself)) as (_, session):
+        with anyio.fail_after(SECONDS):
+            held = session.chat(script(text="x", hold=True), stream=True)
+            await anext(held)
+            assert (await held.cancel()).status == "cancelled"
+            healthy = await session.chat(body(), stream=True).result()
+    assert healthy.status == "completed"
 
 
 async def test_more_operations_than_the_server_runs_are_refused_and_the_others_finish() -> None:
