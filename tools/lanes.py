@@ -1,0 +1,115 @@
+"""The engine lanes: list, build, run something in one, run the engine tests in all. Stdlib only.
+
+    python -m tools.lanes list
+    python -m tools.lanes build [VERSION…]
+    python -m tools.lanes run VERSION -- COMMAND…
+    python -m tools.lanes test [VERSION…] [-- PYTEST ARGUMENTS…]
+
+A lane that cannot be built here is named with the reason and left out; `build` and `test` then end
+with exit code 1.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from tools import lane_build, steps
+from tools.engine_lanes import EVERYDAY, LANES, Lane
+from tools.steps import ROOT, SetupError, say
+
+ENGINE_LOCK = "/tmp/engine.lock"
+"""Held while engine tests run: two engines at once are too much for a small machine."""
+
+
+def listed(_: Sequence[Lane], __: Sequence[str]) -> int:
+    """Print every lane, its state and its folder."""
+    for lane in LANES:
+        state = "built" if lane.python.exists() else "not built"
+        print(f"{lane.version}\t{state}\t{lane.folder}")
+    return 0
+
+
+def build(lanes: Sequence[Lane], _: Sequence[str]) -> int:
+    """Build lanes; 1 when one had to be left out."""
+    return 0 if len(_built(lanes)) == len(lanes) else 1
+
+
+def run(lanes: Sequence[Lane], command: Sequence[str]) -> int:
+    """Become a command in one lane."""
+    if len(lanes) != 1 or not command:
+        raise SetupError("usage: python -m tools.lanes run VERSION -- COMMAND…")
+    (lane,) = lanes
+    if not lane.python.exists():
+        raise SetupError(f"lane {lane.version} is not built: python -m tools.lanes build")
+    environment = lane.environment()
+    os.execvpe(command[0], list(command), environment)
+
+
+def test(lanes: Sequence[Lane], arguments: Sequence[str]) -> int:
+    """Run the engine tests in each lane; the last lines say what came out, lane by lane."""
+    built = _built(lanes)
+    outcome = {lane.version: "LEFT OUT: could not be built, see above" for lane in lanes}
+    failed = len(built) < len(lanes)
+    for lane in built:
+        say(f"engine tests on vLLM {lane.version}")
+        started = time.monotonic()
+        command = ("-m", "pytest", "tests/engine", "-q", "-p", "no:cacheprovider", *arguments)
+        code = subprocess.run(
+            ["flock", ENGINE_LOCK, str(lane.python), *command],
+            cwd=ROOT,
+            env=lane.environment(),
+            check=False,
+        ).returncode
+        failed = failed or code != 0
+        verdict = "passed" if code == 0 else f"FAILED with code {code}"
+        outcome[lane.version] = f"{verdict} after {time.monotonic() - started:.0f} s"
+    for version, text in outcome.items():
+        say(f"lane {version}: {text}")
+    return int(failed)
+
+
+def _built(lanes: Sequence[Lane]) -> list[Lane]:
+    """Those of the lanes that are there, after building what can be built."""
+    found: list[Lane] = []
+    for lane in lanes:
+        started = time.monotonic()
+        try:
+            if lane.version == EVERYDAY:
+                if not lane.python.exists():
+                    raise SetupError("it is .venv, which is not there: make setup")
+                changed = False
+            else:
+                changed = lane_build.build(lane)
+        except SetupError as error:
+            say(f"LANE {lane.version} IS LEFT OUT: {error}")
+            continue
+        state = f"built in {time.monotonic() - started:.0f} s" if changed else "is current"
+        say(f"lane {lane.version} {state}: {lane.folder}")
+        found.append(lane)
+    return found
+
+
+COMMANDS = {"list": listed, "build": build, "run": run, "test": test}
+
+
+def main() -> int:
+    """Do what the command line says; the exit code."""
+    ours, separator, rest = sys.argv[1:], "--", []
+    if separator in ours:
+        at = ours.index(separator)
+        ours, rest = ours[:at], ours[at + 1 :]
+    parser = argparse.ArgumentParser(prog="python -m tools.lanes", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("versions", nargs="*", metavar="VERSION")
+    parsed = parser.parse_args(ours)
+    by_version = {lane.version: lane for lane in LANES}
+    lanes = [by_version[version] for version in steps.chosen(parsed.versions, by_version)]
+    return COMMANDS[parsed.command](lanes, rest)
+
+
+if __name__ == "__main__":
+    steps.finish(main)
