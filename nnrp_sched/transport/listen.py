@@ -35,6 +35,7 @@ class Listener:
         """Connections on their way to their handlers; None once there will be no more."""
         self._socket_file = socket_file
         """Device and inode of our unix socket."""
+        self._closed = False
 
     @property
     def endpoint(self) -> Endpoint:
@@ -58,14 +59,18 @@ class Listener:
                     await carrier.aclose()
 
         async with anyio.create_task_group() as tasks:
-            for each in self._sockets:
-                server = await loop.create_server(
-                    lambda: SocketCarrier(name, self._connected.put_nowait),
-                    sock=each,
-                    backlog=_BACKLOG,
-                )
-                self._servers.append(server)
             try:
+                for each in self._sockets:
+                    if self._closed:
+                        break
+                    server = await loop.create_server(
+                        lambda: SocketCarrier(name, self._connected.put_nowait),
+                        sock=each,
+                        backlog=_BACKLOG,
+                        start_serving=False,
+                    )
+                    self._servers.append(server)  # Known to `aclose` before it takes anybody.
+                    await server.start_serving()
                 while (carrier := await self._connected.get()) is not None:
                     tasks.start_soon(handle, carrier)
             finally:
@@ -81,6 +86,7 @@ class Listener:
             self._socket_file = None
 
     def _stop(self) -> None:
+        self._closed = True
         for server in self._servers:
             server.close()
         for each in self._sockets:

@@ -151,6 +151,19 @@ async def test_a_listener_closes_twice_and_before_it_served() -> None:
     await listener.aclose()
 
 
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_listener_that_is_closed_while_it_begins_to_serve_just_returns(turns: int) -> None:
+    listener = await listen(parse_endpoint("nnrp://localhost:0"))
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, echo)
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            await listener.aclose()
+    with pytest.raises(PeerUnreachable):
+        await connect_carrier(listener.endpoint)
+
+
 async def test_a_port_is_free_again_as_soon_as_the_server_is_gone() -> None:
     with anyio.fail_after(SECONDS):
         first = await listen(ANY_PORT)
