@@ -1,5 +1,6 @@
 """Where a server listens: `nnrp://host:port`, `tcp://host:port` or `unix:///path`."""
 
+import os
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -61,7 +62,11 @@ def _parse_unix(text: str) -> Endpoint:
         raise EndpointError(f"{text!r}: a unix endpoint needs an absolute path, as unix:///PATH")
     if "\0" in path:
         raise EndpointError(f"{text!r}: the path holds a zero byte")
-    if len(path.encode()) > 107:
+    try:
+        size = len(os.fsencode(path))
+    except UnicodeEncodeError as error:
+        raise EndpointError(f"{text!r}: no file can have this name: {error}") from None
+    if size > 107:
         raise EndpointError(f"{text!r}: the path is longer than a socket address holds (107 bytes)")
     return Endpoint(scheme="unix", path=path)
 
@@ -74,6 +79,12 @@ def _parse_tcp(text: str, scheme: Literal["nnrp", "tcp"]) -> Endpoint:
         raise EndpointError(f"{text!r}: {error}") from None
     if not host:
         raise EndpointError(f"{text!r}: the host is missing; expected {FORMS}")
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise EndpointError(f"{text!r}: {host!r} cannot be a host: {error}") from None
+    if "\0" in host:
+        raise EndpointError(f"{text!r}: the host holds a zero byte")
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise EndpointError(f"{text!r}: nothing may follow the port")
     if parts.username is not None:

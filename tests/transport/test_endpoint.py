@@ -16,6 +16,7 @@ from nnrp_sched.transport import Endpoint, parse_endpoint
         ("tcp://example.org:65535", Endpoint("tcp", "example.org", 65535), "tcp"),
         ("tcp://[::1]:7437", Endpoint("tcp", "::1", 7437), "tcp"),
         ("unix:///run/nnrp sched/a.sock", Endpoint("unix", path="/run/nnrp sched/a.sock"), "unix"),
+        ("unix:///run/\udcff", Endpoint("unix", path="/run/\udcff"), "unix"),
     ],
 )
 def test_an_endpoint_is_read_and_written_back(text: str, endpoint: Endpoint, carrier: str) -> None:
@@ -49,10 +50,14 @@ def test_an_nnrp_endpoint_has_a_port_of_its_own(text: str) -> None:
         ("tcp://host:1?x=1", "nothing may follow"),
         ("tcp://host:1#x", "nothing may follow"),
         ("tcp://user@host:1", "credentials"),
+        ("tcp://a..b:1", "cannot be a host"),
+        ("tcp://" + "a" * 64 + ".org:1", "cannot be a host"),
+        ("tcp://a\0b:1", "zero byte"),
         ("unix://run/a.sock", "absolute path"),
         ("unix://", "absolute path"),
         ("unix:///a\0b", "zero byte"),
         ("unix:///" + "a" * 107, "107 bytes"),
+        ("unix:///\ud800", "no file can have this name"),
     ],
 )
 def test_a_text_that_is_no_endpoint_is_told_why(text: str, words: str) -> None:
