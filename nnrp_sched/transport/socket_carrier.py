@@ -85,7 +85,8 @@ class SocketCarrier(asyncio.Protocol):
 
     def write(self, data: bytes) -> bool:
         """Hand over all bytes at once; False when the peer reads too slowly."""
-        self.transport.write(data)
+        if not self._closing:
+            self.transport.write(data)
         return not self._paused
 
     async def drained(self) -> None:
@@ -96,10 +97,9 @@ class SocketCarrier(asyncio.Protocol):
 
     async def send(self, data: bytes) -> None:
         """Hand over all bytes and wait for room. Raises `ConnectionLost`."""
-        if not self.transport.is_closing():
-            self.write(data)
-            await self.drained()
-        if self.transport.is_closing():
+        self.write(data)
+        await self.drained()
+        if self._closing or self.transport.is_closing():
             raise ConnectionLost(f"the {self._name} connection is gone")
 
     async def aclose(self) -> None:

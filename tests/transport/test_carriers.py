@@ -151,6 +151,18 @@ async def test_a_send_on_a_closed_carrier_is_a_lost_connection(kind: str, tmp_pa
 
 
 @each_kind
+async def test_a_send_while_the_carrier_closes_is_a_lost_connection(
+    kind: str, tmp_path: Path
+) -> None:
+    async with joined(kind, tmp_path) as (client, _server), anyio.create_task_group() as tasks:
+        tasks.start_soon(client.aclose)  # Waits for the other end to close too.
+        await anyio.lowlevel.checkpoint()
+        assert client.write(b"too late")
+        with pytest.raises(ConnectionLost):
+            await client.send(b"too late")
+
+
+@each_kind
 async def test_a_close_ends_a_send_that_waits(kind: str, tmp_path: Path) -> None:
     async with joined(kind, tmp_path) as (client, server), anyio.create_task_group() as tasks:
         ended = anyio.Event()
