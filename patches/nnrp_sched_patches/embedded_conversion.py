@@ -103,6 +103,11 @@ def _write_tokenizer(source: Path, folder: Path) -> None:
     auto_tokenizer = import_module("transformers").AutoTokenizer
     tokenizer = auto_tokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
     tokenizer.save_pretrained(str(folder))
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    # Each major version of transformers writes a class of its own; this one loads in 4 and 5.
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
 def convert(source: Path, folder: Path) -> None:

