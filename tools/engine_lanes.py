@@ -64,9 +64,9 @@ class Lane:
 
 
 LANES = (
-    Lane("0.18.1", torch="2.10.0", preload=True, gib=2.0),
-    Lane("0.22.1", torch="2.11.0", preload=True, gib=2.0),
-    Lane("0.26.0", torch="2.11.0", gib=2.0),
+    Lane("0.18.1", torch="2.10.0", preload=True, gib=1.5),
+    Lane("0.22.1", torch="2.11.0", preload=True, gib=1.5),
+    Lane("0.26.0", torch="2.11.0", gib=1.5),
     Lane(EVERYDAY, torch="2.13.0"),
 )
 

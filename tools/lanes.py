@@ -4,6 +4,9 @@
     python -m tools.lanes build [VERSION…]
     python -m tools.lanes run VERSION -- COMMAND…
     python -m tools.lanes test [VERSION…] [-- PYTEST ARGUMENTS…]
+    python -m tools.lanes freeze [VERSION…]
+
+`freeze` writes the versions that a lane has into tools/lane_constraints, where `build` takes them.
 
 A lane that cannot be built here is named with the reason and left out; `build` and `test` then end
 with exit code 1.
@@ -71,6 +74,14 @@ def test(lanes: Sequence[Lane], arguments: Sequence[str]) -> int:
     return int(failed)
 
 
+def freeze(lanes: Sequence[Lane], _: Sequence[str]) -> int:
+    """Write down what lanes consist of, so that the next build is the same."""
+    for lane in lanes:
+        if lane.version != EVERYDAY:
+            lane_build.freeze(lane)
+    return 0
+
+
 def _built(lanes: Sequence[Lane]) -> list[Lane]:
     """Those of the lanes that are there, after building what can be built."""
     found: list[Lane] = []
@@ -92,7 +103,7 @@ def _built(lanes: Sequence[Lane]) -> list[Lane]:
     return found
 
 
-COMMANDS = {"list": listed, "build": build, "run": run, "test": test}
+COMMANDS = {"list": listed, "build": build, "run": run, "test": test, "freeze": freeze}
 
 
 def main() -> int:

@@ -33,15 +33,16 @@ def say(text: str) -> None:
 
 
 def run(step: str, *command: str, environment: Mapping[str, str] | None = None) -> str:
-    """Run a command and return its stdout; its output is shown only when it fails."""
+    """Run a command and return its stdout; when it fails, the error tells what it printed."""
     started = time.monotonic()
     say(step)
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment
     )
     if done.returncode != 0:
-        sys.stderr.write(done.stdout[-4000:] + done.stderr[-4000:])
-        raise SetupError(f"{step}: failed with code {done.returncode}.{advice(done.stderr)}")
+        printed = (done.stdout[-4000:] + done.stderr[-4000:]).strip()
+        failure = f"{step}: failed with code {done.returncode}.{advice(done.stderr)}"
+        raise SetupError(f"{failure}\n{printed}")
     say(f"  done in {time.monotonic() - started:.0f} s")
     return done.stdout
 
@@ -55,9 +56,9 @@ def advice(stderr: str) -> str:
     return ""
 
 
-def pip(step: str, python: Path, *arguments: str) -> None:
-    """Run pip of an environment."""
-    run(step, str(python), "-m", "pip", *arguments)
+def pip(step: str, python: Path, *arguments: str) -> str:
+    """Run pip of an environment and return its stdout."""
+    return run(step, str(python), "-m", "pip", *arguments)
 
 
 def download_wheel(python: Path, requirement: str, folder: Path, *options: str) -> Path:
@@ -79,7 +80,8 @@ def first_that_works(first: Callable[[], Outcome], *others: Callable[[], Outcome
         try:
             return attempt()
         except SetupError as error:
-            say(f"  {error}; trying the next way")
+            # An index without the build asked for is no news; the last attempt tells everything.
+            say(f"  {str(error).splitlines()[0]} Trying the next way")
             attempt = following
     return attempt()
 
