@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
+import anyio
 from msgspec import Struct
 
 from nnrp_sched.client.inbox import Inbox, Terminal
@@ -51,8 +52,16 @@ class Submission(Struct, frozen=True):
 class Operations(Protocol):
     """What a chat needs of its session."""
 
-    async def submit(self, document: bytes) -> Submission:
-        """Send the document as a new operation, waiting for a free place."""
+    async def take_place(self) -> None:
+        """Wait for a free place; it is to be used by `submit` or given back."""
+        ...
+
+    def give_place_back(self) -> None:
+        """Leave a place unused."""
+        ...
+
+    def submit(self, document: bytes) -> Submission:
+        """Send the document as a new operation in a place taken before."""
         ...
 
     def cancel(self, frame_id: int, reason: str) -> None:
@@ -80,6 +89,8 @@ class Chat:
         self._operations = operations
         self._document = document
         self._submission: Submission | None = None
+        self._waiting: list[anyio.CancelScope] = []
+        """The readers that wait for a place in the session."""
         self._grammar = ToolCallGrammar()
         self._text: list[str] = []
         self._usage: dict[str, Any] | None = None
@@ -111,6 +122,7 @@ class Chat:
         """
         if self._outcome is None and self._submission is None:
             self._outcome = Outcome("cancelled", text="", reason="never submitted")
+            self._end_waiting()
         elif self._outcome is None:
             self._send_cancel(reason)
         return await self.result()
@@ -129,7 +141,9 @@ class Chat:
             raise StopAsyncIteration
         try:
             if self._submission is None:
-                self._submission = await self._operations.submit(self._document)
+                await self._submit()
+            if self._submission is None:  # It was left or cancelled before it had a place.
+                raise StopAsyncIteration
             inbox = self._submission.inbox
             item = await inbox.get()
             if self._outcome is not None:  # Another task, or `cancel`, has read the terminal.
@@ -151,6 +165,7 @@ class Chat:
         self._send_cancel("")
         if self._outcome is None and self._failure is None:
             self._outcome = Outcome("cancelled", text="".join(self._text), reason="left early")
+            self._end_waiting()
 
     async def __aenter__(self) -> Self:
         """Use the chat in a block that ends it."""
@@ -169,6 +184,30 @@ class Chat:
         """A forgotten chat is work nobody waits for."""
         if self._submission is not None and not self._submission.inbox.finished:
             self._operations.abandon(self._submission.frame_id)
+
+    # --- submission -----------------------------------------------------------------------------
+
+    async def _submit(self) -> None:
+        """Send the request, once: not if it ended meanwhile or another reader has sent it."""
+        has_place = False
+        with anyio.CancelScope() as waiting:
+            self._waiting.append(waiting)
+            try:
+                await self._operations.take_place()
+                has_place = True
+            finally:
+                self._waiting.remove(waiting)
+        if not has_place:
+            return
+        if self._submission is not None or self._outcome is not None:
+            self._operations.give_place_back()
+            return
+        self._submission = self._operations.submit(self._document)
+        self._end_waiting()
+
+    def _end_waiting(self) -> None:
+        for waiting in self._waiting:
+            waiting.cancel()
 
     # --- events ---------------------------------------------------------------------------------
 

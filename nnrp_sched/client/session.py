@@ -87,9 +87,16 @@ class Session:
 
     # --- for chats ------------------------------------------------------------------------------
 
-    async def submit(self, document: bytes) -> Submission:
-        """Send a document as a new operation, waiting for a free place."""
+    async def take_place(self) -> None:
+        """Wait for a free place; it is to be used by `submit` or given back."""
         await self._places.acquire()
+
+    def give_place_back(self) -> None:
+        """Leave a place unused."""
+        self._places.release()
+
+    def submit(self, document: bytes) -> Submission:
+        """Send a document as a new operation in a place taken before."""
         if self._lost is not None:
             self._places.release()
             raise self._lost
@@ -121,6 +128,10 @@ class Session:
             self._loop.call_soon_threadsafe(self.cancel, frame_id, "abandoned")
 
     # --- for the connection's reader ------------------------------------------------------------
+
+    def close(self) -> None:
+        """The session is about to be closed: nothing is submitted any more."""
+        self._lost = ConnectionLost("the session was closed")
 
     def deliver(self, frame_id: int, document: bytes) -> None:
         """An event arrived; an operation whose reader lags too far behind is cancelled."""

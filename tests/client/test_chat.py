@@ -1,6 +1,7 @@
 """A chat as its reader sees it: events, outcome, and every way of leaving early."""
 
 import gc
+from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
@@ -138,6 +139,45 @@ async def test_an_operation_beyond_the_session_s_places_waits_for_one() -> None:
                 assert session.in_flight == 1
                 await first.cancel()
     assert outcomes == ["completed"]
+
+
+@pytest.mark.parametrize("leave", [Chat.cancel, Chat.aclose])
+async def test_a_chat_left_while_it_waits_for_a_place_ends_its_reader_and_sends_nothing(
+    leave: Callable[[Chat], Awaitable[object]],
+) -> None:
+    async with scripted_session(max_in_flight=1) as (served, session):
+        holder = session.chat(ENDLESS, stream=True)
+        await anext(holder)
+        waiting = session.chat(ENDLESS, stream=True)
+        with anyio.fail_after(SECONDS):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(waiting.result)
+                await anyio.wait_all_tasks_blocked()
+                await leave(waiting)
+            await holder.cancel()
+            await until_idle(served)
+        assert waiting.operation_id is None
+        assert waiting.outcome is not None
+        assert waiting.outcome.status == "cancelled"
+        assert session.in_flight == 0
+
+
+async def test_several_readers_of_a_chat_that_waits_for_a_place_submit_it_once() -> None:
+    async with scripted_session(max_in_flight=2) as (_, session):
+        holders = [session.chat(ENDLESS, stream=True) for _ in range(2)]
+        for holder in holders:
+            await anext(holder)
+        waiting = session.chat(ENDLESS, stream=True)
+        with anyio.fail_after(SECONDS):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(waiting.result)
+                await anyio.wait_all_tasks_blocked()
+                for holder in holders:
+                    await holder.cancel()
+                await anyio.wait_all_tasks_blocked()
+                assert session.in_flight == 1
+                await waiting.cancel()
 
 
 async def test_a_reader_that_lags_too_far_behind_loses_its_chat_and_no_other() -> None:
