@@ -45,10 +45,12 @@ class _Opening:
     """A SESSION_OPEN waiting for its answer; the server answers in order."""
 
     def __init__(self) -> None:
+        self.wanted = True
+        """Cleared when whoever asked has given up before the answer."""
         self.answered = anyio.Event()
-        self.answer: SessionOpened | SessionRejected | ConnectionLost | None = None
+        self.answer: Session | SessionRejected | ConnectionLost | None = None
 
-    def set(self, answer: SessionOpened | SessionRejected | ConnectionLost) -> None:
+    def set(self, answer: Session | SessionRejected | ConnectionLost) -> None:
         self.answer = answer
         self.answered.set()
 
@@ -65,6 +67,8 @@ class Connection:
         self._sessions: dict[int, Session] = {}
         self._closing: dict[int, anyio.Event] = {}
         self._lost: ConnectionLost | None = None
+        self._deaf = False
+        """Set once nothing is read any more."""
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Reply: self._on_reply,
             HelloAcknowledged: self._on_hello,
@@ -89,7 +93,8 @@ class Connection:
 
         `priority` is the session class (0 interactive, 1 balanced, 2 background), `max_in_flight`
         the wished number of operations at once; the server may grant fewer. Operations that still
-        run when the block ends are aborted. Raises `SessionRejected` or `ConnectionLost`.
+        run when the block ends are aborted. Raises `SessionRejected` or `ConnectionLost`, and
+        `LocalProtocolError` for values or a number of sessions that cannot be asked for.
         """
         session = await self._open_session(priority, max_in_flight, seconds)
         try:
@@ -106,21 +111,36 @@ class Connection:
         self._openings.append(opening)
         self._outbox.put(data)
         with anyio.move_on_after(seconds):
-            await opening.answered.wait()
-        match opening.answer:
-            case SessionOpened(session_id=session_id):
-                return self._sessions[session_id]
+            try:
+                await opening.answered.wait()
+            except BaseException:
+                opening.wanted = False
+                if isinstance(opening.answer, Session):
+                    self._discard(opening.answer.session_id)
+                raise
+        match opening.answer if opening.wanted else None:
+            case Session() as session:
+                return session
             case SessionRejected() | ConnectionLost() as error:
                 raise error
             case _:
                 raise ConnectionLost(f"the server did not answer SESSION_OPEN in {seconds:g} s")
 
+    def _discard(self, session_id: int) -> None:
+        """Close a session that nobody waits for any more."""
+        self._sessions.pop(session_id, None)
+        if session_id in self._wire.session_ids and not self._wire.closed:
+            self._outbox.put(self._wire.close_session(session_id, policy=InFlightPolicy.ABORT))
+
     async def _close_session(self, session: Session) -> None:
         if self._wire.closed or session.session_id not in self._sessions:
             return
+        session.close()
         policy = InFlightPolicy.ABORT if session.in_flight else InFlightPolicy.DRAIN
         closed = self._closing[session.session_id] = anyio.Event()
         self._outbox.put(self._wire.close_session(session.session_id, policy=policy))
+        if self._deaf:
+            closed.set()
         with anyio.move_on_after(_CLOSE_SECONDS):
             await closed.wait()
         self._closing.pop(session.session_id, None)
@@ -129,10 +149,16 @@ class Connection:
 
     async def read(self) -> None:
         """Feed the sessions until the connection ends."""
-        await self._carrier.deliver(self._take)
-        if not self._wire.closed:
-            self._handle(self._wire.receive_end())
-        self._lose(ConnectionLost("the server closed the connection"))
+        try:
+            await self._carrier.deliver(self._take)
+            if not self._wire.closed:
+                self._handle(self._wire.receive_end())
+            self._lose(ConnectionLost("the server closed the connection"))
+        finally:
+            # Also when it was cancelled together with the block: no answer comes any more.
+            self._deaf = True
+            for closed in self._closing.values():
+                closed.set()
 
     def _take(self, data: bytes) -> None:
         if not self._wire.closed:
@@ -185,11 +211,15 @@ class Connection:
         self._hello.set()
 
     def _on_session_open(self, event: SessionOpened) -> None:
+        opening = self._openings.popleft()
+        if not opening.wanted:
+            self._discard(event.session_id)
+            return
         ack = event.ack
         granted = min(ack.max_in_flight, ack.granted_operation_credit or ack.max_in_flight)
         session = Session(self._wire, self._outbox, event.session_id, max_in_flight=max(1, granted))
         self._sessions[event.session_id] = session
-        self._openings.popleft().set(event)
+        opening.set(session)
 
     def _on_session_rejected(self, event: SessionOpenRejected) -> None:
         message = f"the server refused the session: {event.diagnostic or 'no reason given'}"

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from nnrp_sched.client import Chat, Outcome, Session
+from nnrp_sched.client import Chat, Connection, Outcome, Session
 from nnrp_sched.client.connection import over_carrier
 from nnrp_sched.errors import (
     ConnectionLost,
@@ -16,16 +16,21 @@ from nnrp_sched.errors import (
     SessionRejected,
 )
 from nnrp_sched.profile import Completed, encode_event
-from nnrp_sched.transport import memory_pair
+from nnrp_sched.transport import Carrier, memory_pair
 from nnrp_sched.wire import (
     CancelReceived,
     DropReason,
+    ErrorCode,
+    ErrorScope,
+    HelloReceived,
     MessageType,
     Packet,
+    SessionCloseReceived,
     SessionErrorCode,
     SessionOpenReceived,
     encode_packet,
 )
+from nnrp_sched.wire.notices import error_packet
 from tests.support.raw_server import RawServer
 from tests.support.serving import SECONDS, body
 
@@ -57,6 +62,15 @@ async def against_raw_server() -> AsyncGenerator[tuple[Session, RawServer], None
             yield sessions[0], server
             await theirs.aclose()
             closing.set()
+
+
+@asynccontextmanager
+async def over_greeted(ours: Carrier, server: RawServer) -> AsyncGenerator[Connection, None]:
+    """A connection of our client whose hello the server has answered."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.expect, HelloReceived)
+        async with over_carrier(ours) as connection:
+            yield connection
 
 
 async def finished(chat: Chat) -> Outcome:
@@ -163,6 +177,92 @@ async def test_garbage_from_the_server_ends_the_connection_with_the_fault_named(
         tasks.start_soon(read)
         await server.submitted()
         await server.send(b"HTTP/1.1 400 Bad Request\r\n\r\n" + b" " * 40)
+
+
+async def test_a_session_whose_opener_gave_up_is_closed_again() -> None:
+    ours, theirs = memory_pair()
+    server = RawServer(theirs)
+    with anyio.fail_after(SECONDS):
+        async with over_greeted(ours, server) as connection:
+            with pytest.raises(ConnectionLost, match="did not answer"):
+                async with connection.session(seconds=0):
+                    pass
+            await server.accept_session()
+            closed = await server.expect(SessionCloseReceived)
+            assert closed.session_id == 1
+            await theirs.aclose()
+
+
+async def test_a_session_that_fails_in_the_bytes_that_open_it_is_lost() -> None:
+    ours, theirs = memory_pair()
+    server = RawServer(theirs)
+
+    async def open_and_fail() -> None:
+        request = await server.expect(SessionOpenReceived)
+        opened = server.wire.accept_session(request, 1, max_in_flight=1, operation_credit=1)
+        failed = error_packet(
+            ErrorCode.INTERNAL, "out of order", ErrorScope.SESSION, fatal=True, session_id=1
+        )
+        await server.send(opened + encode_packet(failed))
+
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as tasks, over_greeted(ours, server) as connection:
+            tasks.start_soon(open_and_fail)
+            with pytest.raises(ConnectionLost, match="out of order"):
+                async with connection.session() as session:
+                    await session.chat(body()).result()
+            await theirs.aclose()
+
+
+async def test_a_chat_that_gets_its_place_while_its_session_closes_is_lost() -> None:
+    ours, theirs = memory_pair()
+    server = RawServer(theirs)
+    ends: list[str] = []
+
+    async def read(chat: Chat) -> None:
+        try:
+            ends.append((await chat.result()).status)
+        except ConnectionLost:
+            ends.append("lost")
+
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as tasks, over_greeted(ours, server) as connection:
+
+            async def serve() -> None:
+                await server.accept_session(max_in_flight=1)
+                submit = await server.submitted()
+                await server.expect(SessionCloseReceived)
+                await server.push(submit, None)
+                await anyio.wait_all_tasks_blocked()
+                await server.send(server.wire.acknowledge_session_close(1))
+
+            tasks.start_soon(serve)
+            async with connection.session() as session:
+                for _ in range(2):
+                    tasks.start_soon(read, session.chat(body()))
+                await anyio.wait_all_tasks_blocked()
+            await theirs.aclose()
+    assert sorted(ends) == ["completed", "lost"]
+
+
+async def test_cancelling_the_scope_around_a_connection_waits_for_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nnrp_sched.client.connection._CLOSE_SECONDS", 1000)
+    ours, theirs = memory_pair()
+    server = RawServer(theirs)
+
+    async def client() -> None:
+        async with over_carrier(ours) as connection, connection.session() as session:
+            await session.chat(body()).result()
+
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client)
+            await server.accept_session()
+            await server.submitted()
+            tasks.cancel_scope.cancel()
+    await theirs.aclose()
 
 
 async def test_a_refused_session_says_why() -> None:
