@@ -29,4 +29,5 @@ lint: setup ## formatting, style, types and import rules
 	@$(BIN)/pyright --warnings
 
 bench: setup ## measure the wire and the mapper, comparing in one run
-	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in bench/*.py; do echo "== $$script"; \
+		$(BIN)/python -m bench.$$(basename $$script .py) || exit 1; done

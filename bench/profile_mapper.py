@@ -1,6 +1,6 @@
 """What one event costs in the profile: mapping, encoding, decoding, in microseconds.
 
-    python bench/profile_mapper.py [--rounds N] [--json]
+    python -m bench.profile_mapper [--rounds N] [--json]
 
 The cases take turns within each round, so that whatever else the machine does falls on all of
 them; the figure is the median over the rounds. Targets: design, section 6.

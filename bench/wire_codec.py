@@ -1,6 +1,6 @@
 """What one PARTIAL_RESULT costs: encoded by the server's machine, decoded by the client's.
 
-    python bench/wire_codec.py [--json] [--rounds N]
+    python -m bench.wire_codec [--json] [--rounds N]
 
 Prints the median nanoseconds of one packet with a 130-byte body, next to a bare `struct` pack and
 unpack of the same bytes as the unit. Rounds are interleaved, so that a slow moment of the machine

@@ -1,15 +1,22 @@
 """Streams over our wire, over raw length-prefixed JSON and over server-sent events, in one run.
 
-    python bench/wire_streams.py [--rounds 5] [--json]
+    python -m bench.wire_streams [--rounds 5] [--json]
 
-One server process serves the same chat chunks three ways: through this project's server (NNRP over
-TCP), as length-prefixed JSON over plain asyncio TCP, and as server-sent events by uvicorn. A client
-process reads them with this project's client, plain asyncio and aiohttp. Rounds are interleaved, so
-that a noisy machine hits all three alike; the ratios are what counts.
+One server process makes the same chat chunks and serves them five ways, a client process reads
+them. Rounds are interleaved, so that a noisy machine hits all alike; the ratios are what counts.
+
+    wire      NNRP packets alone: state machine, outbox and TCP carrier on the server, carrier,
+              state machine and inbox on the client; the chunk is the event
+    nnrp      the whole product: `server.serve` with operations and the profile's mapper, and
+              `client.connect` with typed events
+    raw       length-prefixed JSON over asyncio streams
+    sse       server-sent events by starlette on uvicorn, read by aiohttp, as a plain install has
+              them: h11 and the standard library's JSON
+    sse fast  the same with httptools and msgspec
 
 Measured: the time from a chunk's making to its arrival as a decoded object, one paced stream
 (p50 and p99 in ms); chunks per second, unpaced, with 1 and with 64 streams. NNRP carries the 64
-streams on one connection, the other two take one connection each.
+streams on one connection, the others take one connection each.
 """
 
 import argparse
@@ -17,181 +24,23 @@ import asyncio
 import json
 import multiprocessing
 import platform
-import socket
 import statistics
-import struct
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 import aiohttp
-import anyio
 import msgspec
-import uvicorn
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 
+from bench.streams.chunks import Addresses, Stream
+from bench.streams.clients import nnrp_stream, raw_stream, sse_stream, wire_stream
+from bench.streams.servers import run_servers
 from nnrp_sched.client import Session, connect
-from nnrp_sched.engine.port import AbortReceipt, ChatBody, ChatCall, EngineDescription
-from nnrp_sched.profile import OutputTextDelta
-from nnrp_sched.server import serve
-from nnrp_sched.transport import parse_endpoint
-
-LENGTH = struct.Struct("<I")
-PADDING = "x" * 40
-Latencies = list[float]
-Stream = Callable[[int, float], AsyncIterator[float]]
-"""(chunks, gap in seconds) → the monotonic time of making of each chunk as it arrives."""
 
 
-def chunk(number: int) -> ChatBody:
-    """A chat chunk of about 200 bytes of JSON that carries its time of making."""
-    return {
-        "id": "chatcmpl-bench",
-        "object": "chat.completion.chunk",
-        "created": 1,
-        "model": "bench",
-        "choices": [
-            {
-                "index": 0,
-                "delta": {"content": f"{time.monotonic():.9f} {number} {PADDING}"},
-                "logprobs": None,
-                "finish_reason": None,
-            }
-        ],
-    }
-
-
-async def chunks(count: int, gap: float) -> AsyncGenerator[ChatBody, None]:
-    """Make `count` chunks, `gap` seconds apart.
-
-    Without a gap each chunk takes one turn of the event loop, in which every other stream makes one
-    too: as an engine's step gives each running request one token.
-    """
-    for number in range(count):
-        await asyncio.sleep(gap)
-        yield chunk(number)
-
-
-def made_at(content: str) -> float:
-    """The time of making inside a chunk's content."""
-    return float(content.split(" ", 1)[0])
-
-
-# --- the three servers, in one process ------------------------------------------------------------
-
-
-class ChunkEngine:
-    """An engine that serves `chunks`; the body says how many and how far apart."""
-
-    description = EngineDescription(family="bench", models=("bench",), tool_calls=False)
-
-    async def complete(self, call: ChatCall) -> ChatBody:
-        """Not measured here."""
-        raise AssertionError(f"{call.request_id} does not stream")
-
-    def stream(self, call: ChatCall) -> AsyncGenerator[ChatBody, None]:
-        """Serve the chunks the body asks for."""
-        return chunks(call.body["count"], call.body["gap"])
-
-    async def abort(self, request_id: str) -> AbortReceipt:
-        """Nothing is ever aborted here."""
-        raise AssertionError(f"{request_id} was aborted")
-
-
-async def serve_raw(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Length-prefixed JSON: one request, its chunks, the end of the stream."""
-    request = msgspec.json.decode(await reader.readline())
-    async for each in chunks(request["count"], request["gap"]):
-        data = msgspec.json.encode(each)
-        writer.write(LENGTH.pack(len(data)) + data)
-        await writer.drain()
-    writer.close()
-
-
-async def serve_events(scope: Scope, receive: Receive, send: Send) -> None:
-    """Server-sent events by starlette's StreamingResponse, as vLLM serves them."""
-    count, gap = scope["query_string"].decode().split("&")
-
-    async def events() -> AsyncGenerator[bytes, None]:
-        async for each in chunks(int(count), float(gap)):
-            yield b"data: " + msgspec.json.encode(each) + b"\n\n"
-        yield b"data: [DONE]\n\n"
-
-    await StreamingResponse(events(), media_type="text/event-stream")(scope, receive, send)
-
-
-def run_servers(pipe: Pipe) -> None:
-    """The server process: say the three addresses, serve until told to stop."""
-
-    async def main() -> None:
-        raw = await asyncio.start_server(serve_raw, "127.0.0.1", 0)
-        http_socket = socket.create_server(("127.0.0.1", 0))
-        http = uvicorn.Server(uvicorn.Config(serve_events, log_level="error", lifespan="off"))
-        http_task = asyncio.create_task(http.serve(sockets=[http_socket]))
-        async with serve(ChunkEngine(), [parse_endpoint("nnrp://127.0.0.1:0")]) as server:
-            raw_port = raw.sockets[0].getsockname()[1]
-            http_port = http_socket.getsockname()[1]
-            pipe.send((str(server.endpoints[0]), raw_port, http_port))
-            await anyio.to_thread.run_sync(pipe.recv)
-        raw.close()
-        http.should_exit = True
-        await http_task
-
-    asyncio.run(main())
-
-
-# --- the three clients ----------------------------------------------------------------------------
-
-
-def nnrp_stream(session: Session) -> Stream:
-    """Chats of one session."""
-
-    async def stream(count: int, gap: float) -> AsyncIterator[float]:
-        body = {"model": "bench", "messages": [{"role": "user"}], "count": count, "gap": gap}
-        async for event in session.chat(body, stream=True):
-            if isinstance(event, OutputTextDelta):
-                yield made_at(event.delta)
-
-    return stream
-
-
-def raw_stream(port: int) -> Stream:
-    """A connection each."""
-
-    async def stream(count: int, gap: float) -> AsyncIterator[float]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(msgspec.json.encode({"count": count, "gap": gap}) + b"\n")
-        for _ in range(count):
-            (length,) = LENGTH.unpack(await reader.readexactly(4))
-            each = msgspec.json.decode(await reader.readexactly(length))
-            yield made_at(each["choices"][0]["delta"]["content"])
-        writer.close()
-        await writer.wait_closed()
-
-    return stream
-
-
-def sse_stream(http: aiohttp.ClientSession, port: int) -> Stream:
-    """A response each."""
-
-    async def stream(count: int, gap: float) -> AsyncIterator[float]:
-        async with http.get(f"http://127.0.0.1:{port}/?{count}&{gap}") as response:
-            async for line in response.content:
-                if line.startswith(b"data: {"):
-                    each = msgspec.json.decode(line[6:])
-                    yield made_at(each["choices"][0]["delta"]["content"])
-
-    return stream
-
-
-# --- the measurement ------------------------------------------------------------------------------
-
-
-async def latencies(stream: Stream, count: int, gap: float) -> Latencies:
+async def latencies(stream: Stream, count: int, gap: float) -> list[float]:
     """Milliseconds from making to arrival."""
     return [(time.monotonic() - made) * 1000 async for made in stream(count, gap)]
 
@@ -219,19 +68,23 @@ MEASURES: dict[str, Callable[[Stream], Awaitable[Any]]] = {
 }
 
 
-async def measure(addresses: tuple[str, int, int], rounds: int) -> dict[str, dict[str, float]]:
+async def measure(addresses: Addresses, rounds: int) -> dict[str, dict[str, float]]:
     """All measures of all stacks, interleaved; medians over the rounds."""
-    endpoint, raw_port, http_port = addresses
     found: dict[tuple[str, str], list[Any]] = {}
     async with AsyncExitStack() as stack:
-        connection = await stack.enter_async_context(connect(endpoint))
-        session = await stack.enter_async_context(connection.session())
+
+        async def session(endpoint: str) -> Session:
+            connection = await stack.enter_async_context(connect(endpoint))
+            return await stack.enter_async_context(connection.session())
+
         connector = aiohttp.TCPConnector(limit=0)
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         stacks = {
-            "nnrp": nnrp_stream(session),
-            "raw": raw_stream(raw_port),
-            "sse": sse_stream(http, http_port),
+            "wire": wire_stream(await session(addresses.wire)),
+            "nnrp": nnrp_stream(await session(addresses.nnrp)),
+            "raw": raw_stream(addresses.raw),
+            "sse": sse_stream(http, addresses.sse, json.loads),
+            "sse fast": sse_stream(http, addresses.sse_fast, msgspec.json.decode),
         }
         for stream in stacks.values():  # Warm-up, not measured.
             await rate(stream, 4, 200)
@@ -239,7 +92,7 @@ async def measure(addresses: tuple[str, int, int], rounds: int) -> dict[str, dic
             for measure_name, take in MEASURES.items():
                 for stack_name, stream in stacks.items():
                     found.setdefault((stack_name, measure_name), []).append(await take(stream))
-    return {name: summary(name, found) for name in ("nnrp", "raw", "sse")}
+    return {name: summary(name, found) for name in stacks}
 
 
 def summary(name: str, found: dict[tuple[str, str], list[Any]]) -> dict[str, float]:
@@ -248,9 +101,29 @@ def summary(name: str, found: dict[tuple[str, str], list[Any]]) -> dict[str, flo
     return {
         "p50_ms": statistics.median(quantiles[49] for quantiles in per_round),
         "p99_ms": statistics.median(quantiles[98] for quantiles in per_round),
-        "events_per_s_1": statistics.median(found[name, "rate 1"]),
-        "events_per_s_64": statistics.median(found[name, "rate 64"]),
+        "rate_1": statistics.median(found[name, "rate 1"]),
+        "rate_64": statistics.median(found[name, "rate 64"]),
     }
+
+
+def ratio(row: str, first: str, second: str) -> Callable[[dict[str, dict[str, float]]], float]:
+    """One stack's figure over another's."""
+    return lambda stacks: stacks[first][row] / stacks[second][row]
+
+
+RATIOS = {
+    "latency p50, wire / raw (target: at most 1.2)": ratio("p50_ms", "wire", "raw"),
+    "latency p50, nnrp / raw": ratio("p50_ms", "nnrp", "raw"),
+    "latency p50, nnrp / sse": ratio("p50_ms", "nnrp", "sse"),
+    "latency p50, nnrp / sse fast": ratio("p50_ms", "nnrp", "sse fast"),
+    "events/s, 64 streams, wire / sse (target: at least 2.5)": ratio("rate_64", "wire", "sse"),
+    "events/s, 64 streams, wire / sse fast": ratio("rate_64", "wire", "sse fast"),
+    "events/s, 64 streams, nnrp / sse": ratio("rate_64", "nnrp", "sse"),
+    "events/s, 64 streams, nnrp / sse fast": ratio("rate_64", "nnrp", "sse fast"),
+    "events/s, 64 streams, wire / raw": ratio("rate_64", "wire", "raw"),
+    "events/s, 1 stream, wire / raw": ratio("rate_1", "wire", "raw"),
+    "events/s, 1 stream, nnrp / sse": ratio("rate_1", "nnrp", "sse"),
+}
 
 
 def main() -> None:
@@ -266,30 +139,21 @@ def main() -> None:
     stacks = asyncio.run(measure(ours.recv(), arguments.rounds))
     ours.send("stop")
     server.join(10)
-    nnrp, raw, sse = stacks["nnrp"], stacks["raw"], stacks["sse"]
-    ratios = {
-        "latency p50, nnrp / raw (at most 1.2)": nnrp["p50_ms"] / raw["p50_ms"],
-        "events/s with 64 streams, nnrp / sse (at least 2.5)": nnrp["events_per_s_64"]
-        / sse["events_per_s_64"],
-        "latency p50, nnrp / sse": nnrp["p50_ms"] / sse["p50_ms"],
-        "events/s with 1 stream, nnrp / raw": nnrp["events_per_s_1"] / raw["events_per_s_1"],
-        "events/s with 1 stream, nnrp / sse": nnrp["events_per_s_1"] / sse["events_per_s_1"],
-        "events/s with 64 streams, nnrp / raw": nnrp["events_per_s_64"] / raw["events_per_s_64"],
-    }
+    ratios = {name: compare(stacks) for name, compare in RATIOS.items()}
     machine = f"{platform.machine()}, CPython {platform.python_version()}, {platform.system()}"
     if arguments.json:
         json.dump({"machine": machine, "stacks": stacks, "ratios": ratios}, sys.stdout)
         print()
         return
     print(f"{machine}; {arguments.rounds} rounds, medians")
-    print(f"{'':6}{'p50 ms':>10}{'p99 ms':>10}{'ev/s, 1':>12}{'ev/s, 64':>12}")
+    print(f"{'':9}{'p50 ms':>10}{'p99 ms':>10}{'ev/s, 1':>12}{'ev/s, 64':>12}")
     for name, row in stacks.items():
         print(
-            f"{name:6}{row['p50_ms']:10.3f}{row['p99_ms']:10.3f}"
-            f"{row['events_per_s_1']:12.0f}{row['events_per_s_64']:12.0f}"
+            f"{name:9}{row['p50_ms']:10.3f}{row['p99_ms']:10.3f}"
+            f"{row['rate_1']:12.0f}{row['rate_64']:12.0f}"
         )
-    for name, ratio in ratios.items():
-        print(f"{name}: {ratio:.2f}")
+    for name, value in ratios.items():
+        print(f"{name}: {value:.2f}")
 
 
 if __name__ == "__main__":
