@@ -4,10 +4,10 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test lint bench
+.PHONY: help setup demo run test test-engines lint bench
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## build .venv with the project, a CPU vLLM and the embedded model (again: a few seconds)
 	@$(PYTHON) -m tools.setup
@@ -20,6 +20,9 @@ run: setup ## start vLLM with the embedded model, patched, with NNRP and HTTP (A
 
 test: setup ## run every test, the ones on the real engine included (ARGS="-k word" selects)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+test-engines: setup ## run the engine tests on every vLLM lane (ARGS goes to pytest; 15 GB, once)
+	@$(BIN)/python -m tools.lanes test -- $(ARGS)
 
 lint: setup ## formatting, style, types and import rules
 	@$(BIN)/ruff format --check .

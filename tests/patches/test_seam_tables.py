@@ -1,0 +1,60 @@
+"""The tables of seams against the source of every vLLM version from 0.18.1 to 0.33.0.
+
+The sources come from `python -m tools.vllm_sources` (1.2 GB to download, once); `make test-engines`
+fetches them. A version that was not fetched is skipped by name.
+"""
+
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from nnrp_sched_patches.bindings import FAMILIES, Family, bind, family_of, source_faults
+from nnrp_sched_patches.seam import verify
+from nnrp_sched_patches.serving_seams import serving_faults
+from nnrp_sched_patches.version import InstalledVllm, version_of_source
+from tools.vllm_sources import WHEELS, source_root
+
+KNOWN = [version for version in WHEELS if family_of(Version(version)) is not None]
+
+
+def _root(version: str) -> Path:
+    root = source_root(version)
+    if not root.exists():
+        pytest.skip(f"no source of vLLM {version} here: python -m tools.vllm_sources {version}")
+    return root
+
+
+def _family(version: str) -> Family:
+    family = family_of(Version(version))
+    assert family is not None
+    return family
+
+
+@pytest.mark.parametrize("version", WHEELS)
+def test_every_version_serves_chats_from_homes_that_we_know(version: str) -> None:
+    assert [str(fault) for fault in serving_faults(_root(version))] == []
+
+
+@pytest.mark.parametrize("version", KNOWN)
+def test_every_seam_of_its_family_is_in_a_version(version: str) -> None:
+    root = _root(version)
+    assert [str(fault) for fault in source_faults(root, _family(version))] == []
+    stated = version_of_source(root) or version
+    bound = bind(InstalledVllm(root=root, version=stated))
+    assert bound.family is _family(version)
+
+
+@pytest.mark.parametrize("version", WHEELS)
+def test_the_probes_of_every_other_family_refuse_a_version(version: str) -> None:
+    root = _root(version)
+    own = family_of(Version(version))
+    fitting = [family.name for family in FAMILIES if not verify(root, family.probes)]
+    assert fitting == ([] if own is None else [own.name])
+
+
+def test_every_family_has_the_sources_of_its_anchors_and_of_one_version_at_least() -> None:
+    for family in FAMILIES:
+        inside = {version for version in KNOWN if _family(version) is family}
+        assert inside, family.name
+        assert set(family.tested) <= inside
