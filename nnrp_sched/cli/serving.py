@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TextIO
 
 import anyio
+from anyio.abc import TaskStatus
 
 from nnrp_sched.engine.port import Engine
 from nnrp_sched.errors import EngineLost
@@ -26,9 +27,10 @@ class _Stop:
         self.abort = anyio.Event()
         self.lost: str | None = None
 
-    async def on_signals(self) -> None:
-        """The first SIGTERM or SIGINT drains, the second aborts."""
+    async def on_signals(self, *, task_status: TaskStatus[None]) -> None:
+        """The first SIGTERM or SIGINT drains, the second aborts; started once it hears them."""
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
             async for _ in signals:
                 if self.drain.is_set():
                     self.abort.set()
@@ -57,7 +59,7 @@ async def serve_until_stopped(
     """
     stop = _Stop()
     async with background_tasks() as tasks, serve(engine, endpoints, limits) as server:
-        tasks.start_soon(stop.on_signals)
+        await tasks.start(stop.on_signals)
         if engine_failed is not None:
             tasks.start_soon(stop.on_engine, engine_failed)
         ready = {
