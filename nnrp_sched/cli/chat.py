@@ -1,6 +1,7 @@
 """`nnrp-sched chat`: one chat, answered on stdout."""
 
 import json
+import math
 from functools import partial
 from typing import Any
 
@@ -13,15 +14,43 @@ from nnrp_sched.client import Outcome, connect
 from nnrp_sched.profile import OutputTextDelta
 
 
+def _finite(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
+    """Refuse `nan` and `inf`, which are floats to Python and no numbers to JSON."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a finite number")
+    return value
+
+
+def _sendable(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """Refuse text that came as other bytes than UTF-8, which Python holds as lone surrogates."""
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter(f"{value!r} is not valid UTF-8") from None
+    return value
+
+
 @click.command("chat")
-@click.argument("text")
+@click.argument("text", callback=_sendable)
 @click.option("--endpoint", default=DEFAULT_LISTEN, help="The server's address.")
-@click.option("--model", help="Model id; default: the first one the server has.")
-@click.option("--system", help="A system message before the text.")
-@click.option("--max-tokens", type=click.IntRange(1), default=256, help="Length of the answer.")
-@click.option("--temperature", type=float, default=0.0, help="0 gives the same answer every time.")
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), help="Limit in seconds."
+    "--model", callback=_sendable, help="Model id; default: the first one the server has."
+)
+@click.option("--system", callback=_sendable, help="A system message before the text.")
+@click.option("--max-tokens", type=click.IntRange(1), default=256, help="Length of the answer.")
+@click.option(
+    "--temperature",
+    type=float,
+    default=0.0,
+    callback=_finite,
+    help="0 gives the same answer every time.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0, min_open=True),
+    callback=_finite,
+    help="Limit in seconds.",
 )
 @click.option("--stream/--no-stream", default=True, help="Print the answer as it comes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole outcome as one JSON object.")

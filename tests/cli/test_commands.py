@@ -125,6 +125,35 @@ def test_an_unknown_flag_exits_with_2() -> None:
     assert run("chat", "--surprise").returncode == 2
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("hello", "--timeout", "nan"),
+        ("hello", "--timeout", "inf"),
+        ("hello", "--temperature", "nan"),
+        ("\udcff",),
+        ("hello", "--system", "\udcff"),
+        ("hello", "--model", "\udcff"),
+        ("hello", "--endpoint", "nnrp://a..b:1"),
+    ],
+)
+def test_a_value_that_cannot_be_sent_exits_with_2_and_without_a_traceback(
+    arguments: tuple[str, ...],
+) -> None:
+    done = run("chat", *arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_second_address_that_cannot_be_had_exits_with_3_and_names_it(tmp_path: Any) -> None:
+    absent = f"unix://{tmp_path}/absent/b.sock"
+    done = run("serve", "--listen", f"unix://{tmp_path}/a.sock", "--listen", absent)
+    assert done.returncode == 3
+    assert absent in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_address_in_use_exits_with_3_and_names_it(endpoint: str) -> None:
     done = run("serve", "--listen", endpoint)
     assert done.returncode == 3
