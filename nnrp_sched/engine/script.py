@@ -7,6 +7,7 @@ asks for a long answer (the suite's cancellation recipe needs one that is still 
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice, repeat
 from types import MappingProxyType
@@ -101,7 +102,8 @@ def plan(body: ChatBody) -> Plan:
     return Plan(
         script=_script(body),
         choices=_count(body, "n", MAX_CHOICES) or 1,
-        limit=_count(body, "max_completion_tokens", None) or _count(body, "max_tokens", None),
+        limit=_count(body, "max_completion_tokens", sys.maxsize)
+        or _count(body, "max_tokens", sys.maxsize),
         prompt_tokens=len(words),
     )
 
@@ -190,13 +192,12 @@ def _text(message: ChatBody) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _count(body: ChatBody, name: str, most: int | None) -> int | None:
+def _count(body: ChatBody, name: str, most: int) -> int | None:
     value = body.get(name)
     if value is None:
         return None
-    if type(value) is not int or value < 1 or (most is not None and value > most):
-        upper = f" to {most}" if most is not None else ""
-        raise _bad_request(f"{name} must be an integer from 1{upper}", name)
+    if type(value) is not int or not 1 <= value <= most:
+        raise _bad_request(f"{name} must be an integer from 1 to {most}", name)
     return value
 
 

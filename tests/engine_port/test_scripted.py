@@ -136,6 +136,7 @@ REFUSALS: list[tuple[dict[str, Any], int, str]] = [
     ({"n": 0}, 400, "n must be an integer from 1 to 128"),
     ({"n": 129}, 400, "n must be"),
     ({"max_tokens": -1}, 400, "max_tokens"),
+    ({"max_tokens": 10**30}, 400, "max_tokens must be an integer from 1 to"),
     ({"scripted": {"txet": "a"}}, 400, "txet"),
     ({"scripted": {"repeat": 0}}, 400, "repeat"),
     ({"scripted": {"delay_ms": -1}}, 400, "delay_ms"),
