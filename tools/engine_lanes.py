@@ -28,10 +28,14 @@ class Lane:
     """What it takes on the disk, without torch."""
 
     @property
+    def everyday(self) -> bool:
+        """Whether it is the lane of `make setup`, which builds it."""
+        return self.version == EVERYDAY
+
+    @property
     def folder(self) -> Path:
         """Its environment."""
-        everyday = self.version == EVERYDAY
-        return ROOT / ".venv" if everyday else lanes_directory() / self.version
+        return ROOT / ".venv" if self.everyday else lanes_directory() / self.version
 
     @property
     def python(self) -> Path:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 
 from tools import lane_build, steps, vllm_sources
-from tools.engine_lanes import EVERYDAY, LANES, Lane
+from tools.engine_lanes import LANES, Lane
 from tools.steps import ROOT, SetupError, say
 
 ENGINE_LOCK = "/tmp/engine.lock"
@@ -84,7 +84,7 @@ def test(lanes: Sequence[Lane], arguments: Sequence[str]) -> int:
 def freeze(lanes: Sequence[Lane], _: Sequence[str]) -> int:
     """Write down what lanes consist of, so that the next build is the same."""
     for lane in lanes:
-        if lane.version != EVERYDAY:
+        if not lane.everyday:
             lane_build.freeze(lane)
     return 0
 
@@ -95,7 +95,7 @@ def _built(lanes: Sequence[Lane]) -> list[Lane]:
     for lane in lanes:
         started = time.monotonic()
         try:
-            if lane.version == EVERYDAY:
+            if lane.everyday:
                 if not lane.python.exists():
                     raise SetupError("it is .venv, which is not there: make setup")
                 changed = False

@@ -10,6 +10,7 @@ import pytest
 from packaging.version import Version
 
 from nnrp_sched_patches.bindings import FAMILIES, Family, bind, family_of, source_faults
+from nnrp_sched_patches.native_features import NATIVE
 from nnrp_sched_patches.seam import verify
 from nnrp_sched_patches.serving_seams import serving_faults
 from nnrp_sched_patches.version import InstalledVllm, version_of_source
@@ -51,6 +52,14 @@ def test_the_probes_of_every_other_family_refuse_a_version(version: str) -> None
     own = family_of(Version(version))
     fitting = [family.name for family in FAMILIES if not verify(root, family.probes)]
     assert fitting == ([] if own is None else [own.name])
+
+
+@pytest.mark.parametrize("version", WHEELS)
+def test_vllm_itself_does_in_a_version_what_the_table_says(version: str) -> None:
+    root = _root(version)
+    for feature in NATIVE:
+        found = not verify(root, [feature.seam])
+        assert found == feature.in_version(Version(version)), feature.what
 
 
 def test_every_family_has_the_sources_of_its_anchors_and_of_one_version_at_least() -> None:
