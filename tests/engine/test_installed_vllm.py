@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nnrp_sched.errors import UnsupportedVllm
-from nnrp_sched_patches.bindings import FAMILIES, bind
+from nnrp_sched_patches.bindings import FAMILIES, Family, bind, family_of
 from nnrp_sched_patches.seam import Seam, SeamKind
 from nnrp_sched_patches.serving_seams import serving_faults
 from nnrp_sched_patches.version import InstalledVllm, installed_vllm
@@ -19,6 +19,13 @@ def _installed() -> InstalledVllm:
     found = installed_vllm()
     assert found is not None, "vLLM is not installed: run make setup"
     return found
+
+
+def _family() -> Family:
+    """The installed version's family; the newest where none is installed or known."""
+    installed = installed_vllm()
+    base = installed.base_version if installed else None
+    return (family_of(base) if base else None) or FAMILIES[-1]
 
 
 def test_the_installed_version_is_bound_and_an_anchor() -> None:
@@ -31,11 +38,10 @@ def test_the_installed_version_is_bound_and_an_anchor() -> None:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The modules of all seams, copied."""
     root = tmp_path_factory.mktemp("source") / "vllm"
-    for family in FAMILIES:
-        for seam in family.seams:
-            relative = Path(*seam.module.split(".")[1:]).with_suffix(".py")
-            (root / relative).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(_installed().root / relative, root / relative)
+    for seam in _family().seams:
+        relative = Path(*seam.module.split(".")[1:]).with_suffix(".py")
+        (root / relative).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(_installed().root / relative, root / relative)
     return root
 
 
@@ -63,32 +69,32 @@ def _rename_members(owner: ast.ClassDef, name: str) -> None:
             part.attr = f"renamed_{name}"
 
 
-@pytest.mark.parametrize("seam", FAMILIES[-1].seams, ids=str)
+@pytest.mark.parametrize("seam", _family().seams, ids=str)
 def test_without_any_one_seam_the_layer_refuses_and_names_it(copy: Path, seam: Seam) -> None:
+    same = InstalledVllm(root=copy, version=_installed().version)
     path = copy.joinpath(*seam.module.split(".")[1:]).with_suffix(".py")
     original = path.read_text()
     path.write_text(_without(original, seam))
     try:
         with pytest.raises(UnsupportedVllm) as refusal:
-            bind(InstalledVllm(root=copy, version="0.32.0"))
+            bind(same)
     finally:
         path.write_text(original)
     assert str(seam) in str(refusal.value)
-    assert bind(InstalledVllm(root=copy, version="0.32.0")).family.name == "0.31.x"
+    assert bind(same).family is _family()
 
 
 _INERT = """
 import importlib, sys, types
 from vllm.plugins import load_general_plugins
-from nnrp_sched_patches.bindings import FAMILIES
+from nnrp_sched_patches.bindings import bind_installed
 
 def slots():
     found = {}
-    for family in FAMILIES:
-        for seam in family.seams:
-            module = importlib.import_module(seam.module)
-            owner = vars(module)[seam.name.split(".")[0]]
-            found |= {(seam.module, owner.__name__, n): v for n, v in vars(owner).items()}
+    for seam in bind_installed().family.seams:
+        module = importlib.import_module(seam.module)
+        owner = vars(module)[seam.name.split(".")[0]]
+        found |= {(seam.module, owner.__name__, n): v for n, v in vars(owner).items()}
     return found
 
 before = slots()
