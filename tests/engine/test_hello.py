@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 from nnrp_sched_patches import install
+from nnrp_sched_patches.bindings import bind_installed
 from nnrp_sched_patches.hello import hello_receipts, live_engines
 from nnrp_sched_patches.launch import Serving
 from nnrp_sched_patches.version import installed_vllm
@@ -57,5 +58,5 @@ async def test_the_description_tells_model_version_and_binding(serving: Serving)
     description = serving.engine.description
     assert description.models == ("SmolLM2-135M-Instruct",)
     assert description.tool_calls
-    assert description.binding == "0.31.x"
+    assert description.binding == bind_installed().family.name
     assert not serving.engine_failed.is_set()

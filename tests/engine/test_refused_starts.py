@@ -59,7 +59,7 @@ async def test_a_missing_seam_stops_a_patched_start_before_anything_is_touched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gone = Seam("vllm.v1.engine.core", "EngineCore.no_such_method", SeamKind.FUNCTION)
-    (family,) = bindings.FAMILIES
+    family = bindings.bind_installed().family
     changed = bindings.Family(
         name=family.name,
         versions=family.versions,
