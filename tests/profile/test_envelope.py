@@ -1,6 +1,9 @@
 """The request envelope: every check, its code, and the order of the checks."""
 
 import json
+import time
+from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -216,6 +219,28 @@ def depth(value: object) -> int:
 def test_the_depth_check_agrees_with_the_decoded_value(value: Any, limit: int, raw: bool) -> None:
     document = json.dumps(value, ensure_ascii=not raw).encode()
     assert exceeds_depth(document, limit) == (depth(value) > limit)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"[" * 4_000_000,
+        b"[" * 3_000_000 + b"]" * 1_000_000,
+        (b"[" * 64 + b"]" * 64) * 32_000,
+        (b"[" * 100) * 30_000 + b"]" * 1_000_000,
+    ],
+    ids=["open only", "one hill", "many hills", "stairs"],
+)
+def test_the_depth_check_is_linear_in_a_document_made_to_be_slow(document: bytes) -> None:
+    """The server reads every document on its event loop, on which all its peers wait."""
+    one_pass = seconds(lambda: max(accumulate(document)))
+    assert seconds(lambda: exceeds_depth(document, 64)) < 3 * one_pass
 
 
 @given(st.binary() | st.text(alphabet='{}[]",:\\ u0a1').map(str.encode))
