@@ -20,6 +20,9 @@ COMMANDS: dict[str, str] = {
 }
 """Every command with its line in `--help`; the module of the same name holds it."""
 
+_VARIABLES = "NNRP_SCHED"
+"""How the variables of all flags begin."""
+
 
 class _LazyGroup(click.Group):
     """Finds commands by name, so that `--help` does not import what it does not run."""
@@ -32,6 +35,11 @@ class _LazyGroup(click.Group):
             return None
         command = import_module(f"nnrp_sched.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
+        for option in command.params:
+            if isinstance(option, click.Option):
+                # By itself click names it after the parameter, which is not always the flag.
+                flag = max(option.opts, key=len).strip("-").replace("-", "_")
+                option.envvar = f"{_VARIABLES}_{cmd_name}_{flag}".upper()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -41,7 +49,7 @@ class _LazyGroup(click.Group):
 
 @click.group(
     cls=_LazyGroup,
-    context_settings={"auto_envvar_prefix": "NNRP_SCHED", "show_default": True},
+    context_settings={"auto_envvar_prefix": _VARIABLES, "show_default": True},
     epilog="Every flag can also be set by the variable NNRP_SCHED_<COMMAND>_<FLAG>. Exit codes: "
     "0 ok, 1 a check failed, 2 usage, 3 could not start, 4 unsupported vLLM or seam, "
     "5 peer unreachable or lost.",

@@ -168,6 +168,15 @@ def test_capabilities_prints_the_document_of_the_server(endpoint: str) -> None:
     assert "example-model" in [model["id"] for model in document["models"]]
 
 
+def test_the_variable_of_a_flag_has_its_name_whatever_the_parameter_is_called(
+    endpoint: str,
+) -> None:
+    variables = {"NNRP_SCHED_CHAT_JSON": "1", "NNRP_SCHED_CHAT_TIMEOUT": "0.1"}
+    done = run("chat", "a long answer please", "--endpoint", endpoint, **variables)
+    assert json.loads(done.stdout)["error"]["code"] == "request_timeout"
+    assert json.loads(run("doctor", NNRP_SCHED_DOCTOR_JSON="1").stdout)["versions"]
+
+
 def test_flags_can_be_set_by_variables(endpoint: str) -> None:
     done = run("chat", "hello", NNRP_SCHED_CHAT_ENDPOINT=endpoint)
     assert done.stdout == "You said: hello\n"
