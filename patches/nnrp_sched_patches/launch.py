@@ -143,7 +143,14 @@ async def _running(
             llm = await stack.enter_async_context(vllm["build_async_engine_client"](parsed))
             receipts = tuple(await hello_receipts(llm, _HELLO_WAIT_S)) if binding else ()
             tasks = await llm.get_supported_tasks()
-            app = vllm["build_app"](parsed, tasks, llm.model_config) if bound else None
+            app = None
+            if bound is not None:
+                app = vllm.call(
+                    "build_app",
+                    args=parsed,
+                    supported_tasks=tasks,
+                    model_config=llm.model_config,
+                )
             engine = await chat_engine(
                 vllm, llm, parsed, tasks, app=app, installed=installed, binding=binding
             )

@@ -21,7 +21,7 @@ _CLI_ARGS = (
     "vllm.entrypoints.openai.cli_args",
 )
 _OUTPUT_PROCESSOR = ("vllm.v1.engine.output_processor",)
-_BUILD_APP = ("args", "supported_tasks")
+_BUILD_APP = ("args", "supported_tasks", "model_config")
 _INIT_STATE = ("engine_client", "state", "args", "supported_tasks")
 
 
@@ -42,11 +42,15 @@ SERVING: dict[str, tuple[Seam, ...]] = {
     "build_async_engine_client": _homes(
         "build_async_engine_client", SeamKind.ASYNC_GENERATOR, (_ENTRY, _OLD_SERVER), ("args",)
     ),
-    "build_app": _homes(
-        "build_app",
-        SeamKind.FUNCTION,
-        ("vllm.entrypoints.launchers.app", _OLD_SERVER),
-        _BUILD_APP,
+    "build_app": (
+        *_homes(
+            "build_app",
+            SeamKind.FUNCTION,
+            ("vllm.entrypoints.launchers.app", _OLD_SERVER),
+            _BUILD_APP,
+        ),
+        # 0.18 builds the app without knowing the model.
+        *_homes("build_app", SeamKind.FUNCTION, (_OLD_SERVER,), _BUILD_APP[:2]),
     ),
     "init_app_state": _homes(
         "init_app_state", SeamKind.ASYNC_FUNCTION, (_APP_STATE, _OLD_SERVER), _INIT_STATE
@@ -102,12 +106,21 @@ class ServingObjects:
 
     def __getitem__(self, key: str) -> Any:
         """The object of a row of `SERVING`; raises UnsupportedVllm when no home has it."""
+        seam = self._home(key)
+        found: Any = import_module(seam.module)
+        for part in seam.name.split("."):
+            found = getattr(found, part)
+        return found
+
+    def call(self, key: str, **offered: Any) -> Any:
+        """Call a function of `SERVING` with those of the arguments that its home has."""
+        names = self._home(key).parameters
+        return self[key](**{name: offered[name] for name in names})
+
+    def _home(self, key: str) -> Seam:
         homes = SERVING[key]
         missing = {fault.seam for fault in verify(self._root, homes)}
         for seam in homes:
             if seam not in missing:
-                found: Any = import_module(seam.module)
-                for part in seam.name.split("."):
-                    found = getattr(found, part)
-                return found
+                return seam
         raise UnsupportedVllm(f"vLLM in {self._root} does not serve chats: {homes[0]} is missing")

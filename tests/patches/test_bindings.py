@@ -1,6 +1,8 @@
 """The choice of a family, over sources made from the tables themselves."""
 
 import ast
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,18 @@ def test_a_serving_object_without_a_home_is_named(tmp_path: Path) -> None:
     assert [fault.seam for fault in serving_faults(root)] == [SERVING["build_app"][0]]
     with pytest.raises(UnsupportedVllm, match="build_app"):
         ServingObjects(root)["build_app"]
+
+
+def test_a_serving_function_is_called_with_the_arguments_that_its_home_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest, *_, oldest = SERVING["build_app"]
+    for seam in (newest, oldest):
+        root = write_source(tmp_path / seam.module / "vllm", [seam])
+        found = types.ModuleType(seam.module)
+        vars(found)["build_app"] = dict  # Gives back what it is called with.
+        monkeypatch.setitem(sys.modules, seam.module, found)
+        offered = {"args": 1, "supported_tasks": 2, "model_config": 3}
+        given = ServingObjects(root).call("build_app", **offered)
+        assert given == {name: offered[name] for name in seam.parameters}
+    assert newest.parameters != oldest.parameters
