@@ -53,7 +53,10 @@ def test_the_lanes_live_in_the_users_cache_and_share_torch_by_its_version(cache:
     assert by_version["0.32.0"].folder == steps.ROOT / ".venv"
 
 
-def test_a_lane_that_wants_libraries_preloaded_says_so_in_its_environment() -> None:
+def test_a_lane_that_wants_libraries_preloaded_says_so_in_its_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
     preload = OLD.environment()["LD_PRELOAD"].split(":")
     assert preload == [str(TCMALLOC), str(OLD.folder / "lib" / "libiomp5.so")]
     assert OLD.environment()["PATH"].startswith(str(OLD.folder / "bin"))
