@@ -15,6 +15,8 @@ from nnrp_sched.transport.endpoint import Endpoint
 from nnrp_sched.transport.socket_carrier import SocketCarrier
 
 _BACKLOG = 1024
+_ABSENT = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+"""Errors of an address that is not this machine's."""
 _PRIVATE = 0o600
 """A unix socket is for its owner; others are let in by the directory's owner on purpose only."""
 
@@ -108,16 +110,25 @@ async def _listen_tcp(endpoint: Endpoint) -> Listener:
     loop = asyncio.get_running_loop()
     sockets: list[socket.socket] = []
     port = endpoint.port
+    absent: OSError | None = None
     try:
-        for family, _, _, _, address in await loop.getaddrinfo(
+        found = await loop.getaddrinfo(
             endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            # SO_REUSEADDR comes with create_server: a restarted server finds its port free. With
-            # port 0 the first address chooses it for the others.
-            sockets.append(
-                socket.create_server((address[0], port), family=family, backlog=_BACKLOG)
-            )
-            port = sockets[0].getsockname()[1]
+        )
+        # A name may have the same address twice, and one of a family this machine has not.
+        for family, host in dict.fromkeys((family, at[0]) for family, _, _, _, at in found):
+            try:
+                # SO_REUSEADDR comes with create_server: a restarted server finds its port free.
+                # With port 0 the first address chooses it for the others.
+                sockets.append(socket.create_server((host, port), family=family, backlog=_BACKLOG))
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                absent = error
+            else:
+                port = sockets[0].getsockname()[1]
+        if absent is not None and not sockets:
+            raise absent
     except OSError as error:
         for each in sockets:
             each.close()

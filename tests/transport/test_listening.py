@@ -1,5 +1,6 @@
 """Listening and connecting: addresses taken, peers absent, sockets left behind, clean ends."""
 
+import asyncio
 import os
 import socket
 import stat
@@ -188,6 +189,25 @@ async def test_an_address_in_use_is_named() -> None:
 async def test_an_address_that_is_not_ours_is_named(text: str) -> None:
     with pytest.raises(StartError, match=text):
         await listen(parse_endpoint(text))
+
+
+async def test_a_name_is_listened_at_once_on_each_address_this_machine_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def entry(host: str) -> tuple[object, ...]:
+        return socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)
+
+    async def resolve(*_: object, **__: object) -> list[tuple[object, ...]]:
+        return [entry("192.0.2.1"), entry("127.0.0.1"), entry("127.0.0.1"), entry("127.0.0.2")]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    listener = await listen(parse_endpoint("nnrp://some-name:0"))
+    monkeypatch.undo()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, echo)
+        for host in ("127.0.0.1", "127.0.0.2"):
+            assert await answers(Endpoint("nnrp", host, listener.endpoint.port))
+        await listener.aclose()
 
 
 async def test_an_absent_peer_is_named(tmp_path: Path) -> None:
