@@ -66,7 +66,7 @@ class Listener:
                     if self._closed:
                         break
                     server = await loop.create_server(
-                        lambda: SocketCarrier(name, self._connected.put_nowait),
+                        lambda: SocketCarrier(name, self._hand_over),
                         sock=each,
                         backlog=_BACKLOG,
                         start_serving=False,
@@ -77,6 +77,16 @@ class Listener:
                     tasks.start_soon(handle, carrier)
             finally:
                 self._stop()
+                while not self._connected.empty():
+                    left = self._connected.get_nowait()
+                    if left is not None:
+                        left.transport.abort()
+
+    def _hand_over(self, carrier: SocketCarrier) -> None:
+        if self._closed:
+            carrier.transport.abort()  # Accepted while we closed: there is nobody to serve it.
+        else:
+            self._connected.put_nowait(carrier)
 
     async def aclose(self) -> None:
         """Stop listening and remove our unix socket; running handlers go on."""

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -163,6 +164,32 @@ async def test_a_listener_that_is_closed_while_it_begins_to_serve_just_returns(t
             await listener.aclose()
     with pytest.raises(PeerUnreachable):
         await connect_carrier(listener.endpoint)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_that_comes_while_the_listener_closes_is_ended(
+    turns: int, cancelled: bool
+) -> None:
+    async def hang_up(_carrier: Carrier) -> None:
+        pass
+
+    loop = asyncio.get_running_loop()
+    listener = await listen(ANY_PORT)
+    with anyio.fail_after(SECONDS), socket.socket() as client:
+        client.setblocking(False)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, hang_up)
+            await anyio.wait_all_tasks_blocked()
+            await loop.sock_connect(client, ("127.0.0.1", listener.endpoint.port))
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            if cancelled:
+                tasks.cancel_scope.cancel()
+            else:
+                await listener.aclose()
+        with suppress(ConnectionResetError):
+            assert await loop.sock_recv(client, 1) == b""
 
 
 async def test_a_port_is_free_again_as_soon_as_the_server_is_gone() -> None:
