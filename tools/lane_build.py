@@ -36,13 +36,22 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _EXTRA = re.compile(r"\bextra\s*==")
 
 
+class NoRoomError(SetupError):
+    """The disk has no room for a lane."""
+
+
+def current(lane: Lane) -> bool:
+    """Whether a lane is there, made from what it would be made from now."""
+    return _stamp(lane) == _wanted(lane)
+
+
 def build(lane: Lane) -> bool:
     """Make sure that a lane is there and current; whether anything had to be done.
 
-    Raises SetupError saying what is missing on this machine.
+    Raises SetupError saying what is missing on this machine, NoRoomError when it is the disk.
     """
     require_preload(lane)
-    if _stamp(lane) == _wanted(lane):
+    if current(lane):
         return False
     python = find_python()
     with steps.locked(lanes_directory() / ".lock"):
@@ -156,7 +165,7 @@ def _require_machine(lane: Lane) -> None:
     needed = NEEDED_GIB if first else lane.gib + torch + 1
     free = steps.free_gib(lanes_directory())
     if free < needed:
-        raise SetupError(
+        raise NoRoomError(
             f"{free:.1f} GiB are free on the disk of {lanes_directory()}, lane {lane.version} needs"
             f" {needed:.0f}; make room or point XDG_CACHE_HOME at another disk"
         )

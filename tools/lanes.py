@@ -8,22 +8,25 @@
 
 `freeze` writes the versions that a lane has into tools/lane_constraints, where `build` takes them.
 
-A lane that cannot be built here is named with the reason and left out; `build` and `test` then end
-with exit code 1.
+A lane for which the disk has no room is named and left out; one that cannot be built for another
+reason is named, the others go on, and `build` and `test` end with exit code 1.
 """
 
 import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from tools import lane_build, steps, vllm_sources
 from tools.engine_lanes import LANES, Lane
 from tools.steps import ROOT, SetupError, say
 
-ENGINE_LOCK = "/tmp/engine.lock"
+ENGINE_LOCK = Path(tempfile.gettempdir()) / "engine.lock"
 """Held while engine tests run: two engines at once are too much for a small machine."""
 
 
@@ -36,17 +39,40 @@ TESTED = ("tests/engine", "tests/patches")
 """The engine, and the patch layer itself: its tests are quick and the lanes differ in Python."""
 
 
+@dataclass
+class Report:
+    """What became of the lanes asked for."""
+
+    ready: list[Lane] = field(default_factory=list[Lane])
+    outcomes: dict[str, str] = field(default_factory=dict[str, str])
+    """By version, as it is told at the end."""
+    failed: bool = False
+
+    def leave_out(self, lane: Lane, reason: SetupError) -> None:
+        """A lane without room on this disk is left out; any other fault is a failure."""
+        fits = not isinstance(reason, lane_build.NoRoomError)
+        self.failed = self.failed or fits
+        self.outcomes[lane.version] = f"{'FAILED to build' if fits else 'LEFT OUT'}: {reason}"
+        say(f"LANE {lane.version} {self.outcomes[lane.version]}")
+
+    def tell(self) -> int:
+        """Say what came out, lane by lane; the exit code."""
+        for version, outcome in self.outcomes.items():
+            say(f"lane {version}: {outcome}")
+        return int(self.failed)
+
+
 def listed(_: Sequence[Lane], __: Sequence[str]) -> int:
     """Print every lane, its state and its folder."""
     for lane in LANES:
-        state = "built" if lane.python.exists() else "not built"
+        state = "current" if _current(lane) else "not current"
         print(f"{lane.version}\t{state}\t{lane.folder}")
     return 0
 
 
 def build(lanes: Sequence[Lane], _: Sequence[str]) -> int:
-    """Build lanes; 1 when one had to be left out."""
-    return 0 if len(_built(lanes)) == len(lanes) else 1
+    """Build lanes."""
+    return _built(lanes).tell()
 
 
 def run(lanes: Sequence[Lane], command: Sequence[str]) -> int:
@@ -64,21 +90,18 @@ def test(lanes: Sequence[Lane], arguments: Sequence[str]) -> int:
     """Check the seam tables, then run the engine tests in each lane; a line of outcome for each."""
     for version in vllm_sources.WHEELS:
         vllm_sources.fetch(version)
-    built = _built(lanes)
-    outcomes = {lane.version: "LEFT OUT: it could not be built, see above" for lane in lanes}
-    failed = len(built) < len(lanes)
-    for lane in built:
+    report = _built(lanes)
+    for lane in report.ready:
         say(f"engine tests on vLLM {lane.version}")
         started = time.monotonic()
-        command = ("flock", ENGINE_LOCK, str(lane.python), *PYTEST, *TESTED, *arguments)
+        command = (str(lane.python), *PYTEST, *TESTED, *arguments)
         environment = {**lane.environment(), "PYTHONDONTWRITEBYTECODE": "1"}
-        code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-        failed = failed or code != 0
+        with steps.locked(ENGINE_LOCK):
+            code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+        report.failed = report.failed or code != 0
         verdict = "passed" if code == 0 else f"FAILED with code {code}"
-        outcomes[lane.version] = f"{verdict} after {time.monotonic() - started:.0f} s"
-    for version, outcome in outcomes.items():
-        say(f"lane {version}: {outcome}")
-    return int(failed)
+        report.outcomes[lane.version] = f"{verdict} after {time.monotonic() - started:.0f} s"
+    return report.tell()
 
 
 def freeze(lanes: Sequence[Lane], _: Sequence[str]) -> int:
@@ -89,25 +112,26 @@ def freeze(lanes: Sequence[Lane], _: Sequence[str]) -> int:
     return 0
 
 
-def _built(lanes: Sequence[Lane]) -> list[Lane]:
-    """Those of the lanes that are there, after building what can be built."""
-    found: list[Lane] = []
+def _built(lanes: Sequence[Lane]) -> Report:
+    """Build what can be built."""
+    report = Report()
     for lane in lanes:
         started = time.monotonic()
         try:
-            if lane.everyday:
-                if not lane.python.exists():
-                    raise SetupError("it is .venv, which is not there: make setup")
-                changed = False
-            else:
-                changed = lane_build.build(lane)
+            if lane.everyday and not _current(lane):
+                raise SetupError("it is .venv, which is not there: make setup")
+            changed = not lane.everyday and lane_build.build(lane)
         except SetupError as error:
-            say(f"LANE {lane.version} IS LEFT OUT: {error}")
+            report.leave_out(lane, error)
             continue
-        state = f"built in {time.monotonic() - started:.0f} s" if changed else "is current"
-        say(f"lane {lane.version} {state}: {lane.folder}")
-        found.append(lane)
-    return found
+        state = f"built in {time.monotonic() - started:.0f} s" if changed else "current"
+        report.outcomes[lane.version] = f"{state}, in {lane.folder}"
+        report.ready.append(lane)
+    return report
+
+
+def _current(lane: Lane) -> bool:
+    return lane.python.exists() if lane.everyday else lane_build.current(lane)
 
 
 COMMANDS = {"list": listed, "build": build, "run": run, "test": test, "freeze": freeze}

@@ -71,11 +71,27 @@ def test_a_full_disk_leaves_a_lane_out_by_name(
         return 29.0
 
     monkeypatch.setattr(steps, "free_gib", free_gib)
-    assert lanes.build([OLD], []) == 1
+    assert lanes.build([OLD], []) == 0
     told = capsys.readouterr().err
-    assert "LANE 0.18.1 IS LEFT OUT: 29.0 GiB are free" in told
+    assert told.count("0.18.1 LEFT OUT: 29.0 GiB are free") == 1
     assert "needs 30" in told
+    assert "lane 0.18.1: LEFT OUT" in told.splitlines()[-1]
     assert not OLD.folder.exists()
+
+
+def test_a_lane_that_cannot_be_built_fails_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build(lane: Lane) -> bool:
+        if lane is OLD:
+            raise SetupError("no index")
+        return True
+
+    monkeypatch.setattr(lane_build, "build", build)
+    assert lanes.build([OLD, Lane("2", torch="3")], []) == 1
+    first, second = capsys.readouterr().err.splitlines()[-2:]
+    assert "lane 0.18.1: FAILED to build: no index" in first
+    assert "lane 2: built in 0 s" in second
 
 
 def test_a_machine_without_the_python_of_the_lanes_is_told_what_to_install(
