@@ -8,7 +8,7 @@ import pytest
 from nnrp_sched.engine.port import ChatCall
 from nnrp_sched.errors import BackendError
 from nnrp_sched_patches.launch import Serving
-from tests.support.vllm_chats import BODIES, REFUSED, without_identity
+from tests.support.vllm_chats import BODIES, MALFORMED, REFUSED, without_identity
 from tests.support.vllm_http import post_chat, summary
 
 pytestmark = pytest.mark.anyio
@@ -81,5 +81,9 @@ async def test_a_refused_body_gets_the_status_and_type_of_vllms_http_server(
     assert (refusal.value.status, refusal.value.error_type) == (status, error["type"])
     # FastAPI puts the path of a field below "body".
     parameter: str | None = error["param"]
-    assert refusal.value.parameter == (parameter and parameter.removeprefix("body."))
+    if parameter is None and name in MALFORMED:
+        # Older versions of vLLM leave out what is at fault there; in-process it is known.
+        assert refusal.value.parameter is not None
+    else:
+        assert refusal.value.parameter == (parameter and parameter.removeprefix("body."))
     assert serving.engine.calls_in_flight == 0

@@ -85,3 +85,6 @@ REFUSED = {
     "tool choice without tools": body(tool_choice="required"),
     "logprobs of the wrong type": body(top_logprobs=-5, logprobs=True),
 }
+
+MALFORMED = ("no messages", "messages of the wrong type", "role missing")
+"""Those of `REFUSED` that are no chat body at all."""
