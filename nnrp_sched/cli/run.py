@@ -31,7 +31,9 @@ _TERMINATED = 128 + signal.SIGTERM
 @click.option("--model", help="As vLLM's --model. Default: the embedded SmolLM2, on the CPU.")
 @listen_option
 @click.option(
-    "--http", default="127.0.0.1:8000", help="Where vLLM's own HTTP server listens, or `off`."
+    "--http",
+    default="127.0.0.1:8000",
+    help="Where vLLM's own HTTP server listens: HOST:PORT, or `off`.",
 )
 @max_in_flight_option
 @click.argument("vllm_arguments", nargs=-1, type=click.UNPROCESSED)
@@ -45,7 +47,8 @@ def command(
 ) -> None:
     """Start vLLM with an NNRP listener beside its HTTP server.
 
-    Everything after `--` goes to vLLM unchanged. Prints one JSON line on stdout when ready; all
+    Everything after `--` goes to vLLM unchanged; the model and the address of the HTTP server are
+    given by the flags below. Prints one JSON line on stdout when ready; all
     logs, vLLM's included, go to stderr. SIGTERM drains, a second one aborts.
 
     \b
@@ -53,6 +56,11 @@ def command(
       nnrp-sched run --patch-vllm
       nnrp-sched run --patch-vllm --model Qwen/Qwen2.5-7B-Instruct -- --max-model-len 8192
     """
+    if vllm_arguments and not vllm_arguments[0].startswith("-"):
+        raise click.UsageError(
+            f"Unexpected argument {vllm_arguments[0]!r}: a model is named with --model, and vLLM's"
+            " own flags come after `--`."
+        )
     endpoints = [parse_endpoint(text) for text in listen]
     stdout = _keep_stdout_for_ourselves()
     signal.signal(signal.SIGTERM, _terminate)
