@@ -18,7 +18,6 @@ from nnrp_sched.server import ServerLimits
 from nnrp_sched.transport import Endpoint, parse_endpoint
 
 _OFF = "off"
-_TERMINATED = 128 + signal.SIGTERM
 
 
 @click.command("run", context_settings={"ignore_unknown_options": False})
@@ -63,7 +62,8 @@ def command(
         )
     endpoints = [parse_endpoint(text) for text in listen]
     stdout = _keep_stdout_for_ourselves()
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _terminate)
     anyio.run(
         partial(
             _run,
@@ -89,9 +89,12 @@ def _keep_stdout_for_ourselves() -> TextIO:
     return private
 
 
-def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
-    """SIGTERM while vLLM still starts, which blocks the event loop: unwind and clean up."""
-    raise SystemExit(_TERMINATED)
+def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
+    """A signal while vLLM still starts, which blocks the event loop: unwind and clean up.
+
+    SIGINT's usual handler under asyncio would wait for the loop, thus for the end of the start.
+    """
+    raise SystemExit(128 + number)
 
 
 async def _run(
