@@ -35,6 +35,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from nnrp_sched.client import Session, connect
+from nnrp_sched.engine.opaque import OpaqueQueue
 from nnrp_sched.engine.port import AbortReceipt, ChatBody, ChatCall, EngineDescription
 from nnrp_sched.profile import OutputTextDelta
 from nnrp_sched.server import serve
@@ -84,7 +85,7 @@ def made_at(content: str) -> float:
 # --- the three servers, in one process ------------------------------------------------------------
 
 
-class ChunkEngine:
+class ChunkEngine(OpaqueQueue):
     """An engine that serves `chunks`; the body says how many and how far apart."""
 
     description = EngineDescription(family="bench", models=("bench",), tool_calls=False)

@@ -14,6 +14,7 @@ import anyio
 import anyio.lowlevel
 from msgspec import Struct, field
 
+from nnrp_sched.engine.opaque import OpaqueQueue
 from nnrp_sched.engine.port import AbortReceipt, AbortState, ChatBody, ChatCall, EngineDescription
 from nnrp_sched.engine.script import Plan, plan
 from nnrp_sched.errors import BackendError
@@ -34,7 +35,7 @@ class _Live(Struct):
     tokens: int = 0
 
 
-class ScriptedEngine:
+class ScriptedEngine(OpaqueQueue):
     """An `Engine` that plays scripts. Nothing of a call is kept once it has ended."""
 
     def __init__(self, *, models: Iterable[str] = MODELS, sleep: Sleep = anyio.sleep) -> None:

@@ -14,6 +14,7 @@ import anyio
 import msgspec
 from anyio.lowlevel import checkpoint
 
+from nnrp_sched.engine.opaque import OpaqueQueue
 from nnrp_sched.engine.port import AbortReceipt, ChatBody, ChatCall, EngineDescription
 from nnrp_sched.errors import BackendError
 from nnrp_sched_patches.backend_errors import (
@@ -32,7 +33,7 @@ ABORTED_STATUS = 499
 """Status of a call that was aborted before the engine had it: the client closed the request."""
 
 
-class VllmEngine:
+class VllmEngine(OpaqueQueue):
     """Serves chats through the `OpenAIServingChat` of an app state that `init_app_state` filled."""
 
     def __init__(

@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 from nnrp_sched.client import Chat
+from nnrp_sched.engine.opaque import OpaqueQueue
 from nnrp_sched.profile import (
     Cancelled,
     Completed,
@@ -207,7 +208,7 @@ async def test_tool_calls_stream_to_a_completed_event_with_all_arguments() -> No
     ]
 
 
-class _BrokenEngine:
+class _BrokenEngine(OpaqueQueue):
     """An engine whose code has a fault."""
 
     def __init__(self, inner: Any) -> None:
