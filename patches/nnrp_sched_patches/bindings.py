@@ -27,6 +27,10 @@ class HookForm(StrEnum):
     """A new method that vLLM's utility RPC reaches by name; its seam is `absent`."""
     AFTER = "after"
     """Runs when the method has returned, with the instance and the result; changes neither."""
+    AROUND = "around"
+    """A generator that sees the arguments before the method runs and the result after it."""
+    AROUND_ASYNC = "around async"
+    """For coroutines: sees the arguments before, and after it how it ended, cancelled included."""
 
 
 class Hook(Struct, frozen=True):

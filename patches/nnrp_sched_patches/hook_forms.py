@@ -7,7 +7,7 @@ top of it.
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from types import FunctionType
 from typing import Any, Final, cast
 
@@ -95,9 +95,91 @@ def make_after(owner: Any, raw: Any, body: Callable[..., Any], switch: Switch) -
     return wrapt.FunctionWrapper(raw, wrapper, enabled=switch)
 
 
+def make_around(owner: Any, raw: Any, body: Callable[..., Any], switch: Switch) -> Any:
+    """Run the generator `body(instance, args, kwargs)` around the call.
+
+    It yields once; the `yield` gives it the method's result. When the method raises, the rest of
+    the body does not run.
+    """
+    takes_self = isinstance(owner, type) and isinstance(raw, FunctionType)
+
+    def wrapper(
+        wrapped: Callable[..., Any],
+        instance: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        steps: Generator[None, Any, None] | None = None
+        try:
+            if instance is None and takes_self:
+                steps = body(args[0], args[1:], kwargs)
+            else:
+                steps = body(instance, args, kwargs)
+            next(steps)
+        except Exception as error:
+            steps = None
+            switch.failed(error)
+        result = wrapped(*args, **kwargs)
+        if steps is not None:
+            try:
+                steps.send(result)
+            except StopIteration:
+                pass
+            except Exception as error:
+                switch.failed(error)
+        return result
+
+    return wrapt.FunctionWrapper(raw, wrapper, enabled=switch)
+
+
+def make_around_async(owner: Any, raw: Any, body: Callable[..., Any], switch: Switch) -> Any:
+    """Run `leave = body(instance, args, kwargs)` before the coroutine, `await leave(error)` after.
+
+    `error` is what the coroutine raised, cancellation included, or None; it goes on up in any case.
+    Without one `leave` must not wait for anything: a cancellation there would lose the result.
+    """
+    takes_self = isinstance(owner, type) and isinstance(raw, FunctionType)
+
+    async def left(
+        leave: Callable[[BaseException | None], Awaitable[None]] | None,
+        error: BaseException | None,
+    ) -> None:
+        if leave is not None:
+            try:
+                await leave(error)
+            except Exception as fault:
+                switch.failed(fault)
+
+    async def wrapper(
+        wrapped: Callable[..., Any],
+        instance: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        leave = None
+        try:
+            if instance is None and takes_self:
+                leave = body(args[0], args[1:], kwargs)
+            else:
+                leave = body(instance, args, kwargs)
+        except Exception as fault:
+            switch.failed(fault)
+        try:
+            result = await wrapped(*args, **kwargs)
+        except BaseException as error:
+            await left(leave, error)
+            raise
+        await left(leave, None)
+        return result
+
+    return wrapt.FunctionWrapper(raw, wrapper, enabled=switch)
+
+
 MAKERS: dict[HookForm, Callable[[Any, Any, Callable[..., Any], Switch], Any]] = {
     HookForm.ADDED: make_added,
     HookForm.AFTER: make_after,
+    HookForm.AROUND: make_around,
+    HookForm.AROUND_ASYNC: make_around_async,
 }
 
 
