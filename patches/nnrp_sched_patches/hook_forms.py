@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import msgspec
 import wrapt
 
-from nnrp_sched_patches.bindings import HookForm
+from nnrp_sched_patches.hook import HookForm
 
 _LOGGER = logging.getLogger(__name__)
 
