@@ -12,7 +12,8 @@ from packaging.version import Version
 
 from nnrp_sched.errors import UnsupportedVllm
 from nnrp_sched_patches.engine_hooks import ENGINE_HOOKS, ENGINE_RELIED_ON, KV_HOLDING_CONTAINERS
-from nnrp_sched_patches.hook import Hook, HookForm
+from nnrp_sched_patches.frontend_hooks import FRONTEND_HOOKS, FRONTEND_RELIED_ON
+from nnrp_sched_patches.hook import Hook
 from nnrp_sched_patches.seam import Seam, SeamFault, SeamKind, verify
 from nnrp_sched_patches.version import InstalledVllm, installed_vllm
 
@@ -47,27 +48,6 @@ class Binding(Struct, frozen=True):
     family: Family
 
 
-_FRONTEND_HOOKS = (
-    Hook(
-        name="F1",
-        form=HookForm.AFTER,
-        seam=Seam(_ASYNC_LLM, "AsyncLLM.__init__", SeamKind.FUNCTION, ("vllm_config",)),
-        body="nnrp_sched_patches.hello:register_engine",
-    ),
-)
-
-_FRONTEND_RELIED_ON = (
-    Seam(
-        "vllm.v1.engine.core_client",
-        "AsyncMPClient.call_utility_async",
-        SeamKind.ASYNC_FUNCTION,
-        ("method",),
-    ),
-    Seam(_ASYNC_LLM, "AsyncLLM.engine_core", SeamKind.INSTANCE_ATTRIBUTE),
-    Seam(_ASYNC_LLM, "AsyncLLM.output_handler", SeamKind.INSTANCE_ATTRIBUTE),
-    Seam(_ASYNC_LLM, "AsyncLLM.errored", SeamKind.PROPERTY),
-)
-
 FAMILIES = (
     Family(
         name="0.31.x",
@@ -77,8 +57,8 @@ FAMILIES = (
             Seam(_SCHEDULER, "Scheduler._handle_blocked_waiting_request", SeamKind.FUNCTION),
             Seam(_ASYNC_LLM, "AsyncLLM.add_request", SeamKind.ASYNC_FUNCTION, ("kv_hints",)),
         ),
-        hooks=(*_FRONTEND_HOOKS, *ENGINE_HOOKS),
-        relied_on=(*_FRONTEND_RELIED_ON, *ENGINE_RELIED_ON, *KV_HOLDING_CONTAINERS),
+        hooks=(*FRONTEND_HOOKS, *ENGINE_HOOKS),
+        relied_on=(*FRONTEND_RELIED_ON, *ENGINE_RELIED_ON, *KV_HOLDING_CONTAINERS),
     ),
 )
 
