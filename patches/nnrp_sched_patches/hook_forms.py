@@ -8,6 +8,7 @@ top of it.
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping
+from concurrent.futures import Future
 from types import FunctionType
 from typing import Any, Final, cast
 
@@ -57,21 +58,51 @@ def make_added(_owner: Any, _raw: Any, body: Callable[..., Any], switch: Switch)
 
     vLLM inspects the signature, so it is the body's own. An exception or a value that msgpack
     refuses would kill the engine's output thread silently (hooks-verified.md, C3): both become
-    `{"error": ...}`.
+    `{"error": ...}`. For a body that returns a Future vLLM defers the reply, which may then come
+    from any thread (C2); what it is resolved with goes the same way.
     """
 
     @functools.wraps(body)
-    def method(self: Any, payload: dict[str, Any]) -> dict[str, Any]:
+    def method(self: Any, payload: dict[str, Any]) -> dict[str, Any] | Future[dict[str, Any]]:
         if not switch.on:
             return {"error": f"hook {switch.name} is off"}
         try:
-            reply = plain(body(self, payload))
+            reply = body(self, payload)
+            if isinstance(reply, Future):
+                return _encodable(cast(Any, reply), switch)
+            return _answer(reply)
+        except msgspec.ValidationError as error:
+            # The caller's mistake: no reason to turn the hook off.
+            return {"error": f"bad payload: {error}"}
         except Exception as error:
-            switch.failed(error)
-            return {"error": f"{type(error).__name__}: {error}"}
-        return {"result": reply} if not isinstance(reply, dict) else cast(dict[str, Any], reply)
+            return _failure(error, switch)
 
     return method
+
+
+def _answer(reply: Any) -> dict[str, Any]:
+    reply = plain(reply)
+    return {"result": reply} if not isinstance(reply, dict) else cast(dict[str, Any], reply)
+
+
+def _failure(error: Exception, switch: Switch) -> dict[str, Any]:
+    switch.failed(error)
+    return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _encodable(deferred: Future[Any], switch: Switch) -> Future[dict[str, Any]]:
+    """A future for vLLM that is resolved, and never failed, when `deferred` ends."""
+    safe: Future[dict[str, Any]] = Future()
+
+    def ended(done: Future[Any]) -> None:
+        try:
+            answer = _answer(done.result())
+        except Exception as error:
+            answer = _failure(error, switch)
+        safe.set_result(answer)
+
+    deferred.add_done_callback(ended)
+    return safe
 
 
 def make_after(owner: Any, raw: Any, body: Callable[..., Any], switch: Switch) -> Any:
@@ -112,12 +143,12 @@ def make_around(owner: Any, raw: Any, body: Callable[..., Any], switch: Switch) 
         steps: Generator[None, Any, None] | None = None
         try:
             if instance is None and takes_self:
-                steps = body(args[0], args[1:], kwargs)
+                begun = body(args[0], args[1:], kwargs)
             else:
-                steps = body(instance, args, kwargs)
-            next(steps)
+                begun = body(instance, args, kwargs)
+            next(begun)
+            steps = begun
         except Exception as error:
-            steps = None
             switch.failed(error)
         result = wrapped(*args, **kwargs)
         if steps is not None:

@@ -3,6 +3,7 @@
 import enum
 import inspect
 from collections.abc import Generator
+from concurrent.futures import Future
 from typing import Any
 
 import anyio
@@ -85,6 +86,43 @@ def test_an_added_method_that_is_switched_off_says_so() -> None:
     method = make_added(object, ABSENT, body, switch)
     switch.on = False
     assert method(object(), {}) == {"error": "hook E9 is off"}
+
+
+def test_a_payload_that_does_not_fit_is_refused_and_not_held_against_the_method() -> None:
+    def body(self: Any, payload: dict[str, Any]) -> Any:
+        return msgspec.convert(payload, dict[str, int])
+
+    switch = Switch("E9")
+    method = make_added(object, ABSENT, body, switch)
+    for _ in range(MAX_FAILURES + 1):
+        assert method(object(), {"a": "text"})["error"].startswith("bad payload: Expected `int`")
+    assert method(object(), {"a": 1}) == {"a": 1}
+    assert switch.failures == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "value", "answer"),
+    [
+        ("set_result", [{"pair": (1, object)}], {"pair": [1, repr(object)]}),
+        ("set_result", [[1, 2]], {"result": [1, 2]}),
+        ("set_exception", [ValueError("broken")], {"error": "ValueError: broken"}),
+        ("cancel", [], {"error": "CancelledError: "}),
+    ],
+)
+def test_a_deferred_answer_is_made_encodable_too(end: str, value: Any, answer: Any) -> None:
+    future: Future[Any] = Future()
+    deferred = _method(future)(object(), {})
+    assert type(deferred) is type(future)
+    assert not deferred.done()
+    getattr(future, end)(*value)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(deferred.result(timeout=0))) == answer
+
+
+def test_a_deferred_answer_that_cannot_be_encoded_becomes_an_error() -> None:
+    future: Future[Any] = Future()
+    deferred = _method(future)(object(), {})
+    future.set_result({"big": 2**70})
+    assert set(deferred.result(timeout=0)) == {"error"}
 
 
 class _Service:
