@@ -9,6 +9,8 @@ from anyio.abc import TaskGroup
 from nnrp_sched.engine.port import Engine
 from nnrp_sched.server.admission import Admission
 from nnrp_sched.server.connection import Connection
+from nnrp_sched.server.directory import Directory
+from nnrp_sched.server.intake import Shared
 from nnrp_sched.server.limits import ServerLimits
 from nnrp_sched.transport import Carrier, Endpoint, Listener, background_tasks, listen
 
@@ -19,7 +21,9 @@ class Server:
     def __init__(self, engine: Engine, limits: ServerLimits | None = None) -> None:
         self.engine = engine
         self.limits = limits or ServerLimits()
-        self.admission = Admission(self.limits.max_operations)
+        self.admission = Admission(self.limits.max_operations, self.limits.max_control_operations)
+        self.directory = Directory()
+        self._shared = Shared(self.engine, self.limits, self.admission, self.directory)
         self._connections: set[Connection] = set()
         self._listeners: list[Listener] = []
 
@@ -44,7 +48,7 @@ class Server:
         if len(self._connections) >= self.limits.max_connections or self.admission.draining:
             await carrier.aclose()
             return
-        connection = Connection(carrier, self.engine, self.admission, self.limits)
+        connection = Connection(carrier, self._shared)
         self._connections.add(connection)
         try:
             await connection.run()
