@@ -9,16 +9,14 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any
 
 import anyio
 
+from nnrp_sched_patches.enginecore import ABORT_MARK
 from nnrp_sched_patches.ledger import Ledger
 from nnrp_sched_patches.ledger_records import Entry, Part
 from nnrp_sched_patches.origin import current_origin
-
-ABORT_MARK: Final = "nnrp_abort"
-"""The stop reason by which the engine marks the end of a request that another frontend aborted."""
 
 _ledgers: "weakref.WeakKeyDictionary[Any, Ledger]" = weakref.WeakKeyDictionary()
 _ADMITTED: ContextVar[Entry | None] = ContextVar("nnrp_sched_admitted", default=None)

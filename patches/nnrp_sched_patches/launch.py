@@ -23,6 +23,8 @@ from nnrp_sched_patches.http_server import address_of, bind_socket, serve_app
 from nnrp_sched_patches.launch_steps import (
     chat_engine,
     children_gone,
+    control_over,
+    description,
     error_log,
     parse_arguments,
     root_log_level_kept,
@@ -144,8 +146,15 @@ async def _running(
             receipts = tuple(await hello_receipts(llm, _HELLO_WAIT_S)) if binding else ()
             tasks = await llm.get_supported_tasks()
             app = vllm["build_app"](parsed, tasks, llm.model_config) if bound else None
+            control = await stack.enter_async_context(control_over(llm, receipts, app))
             engine = await chat_engine(
-                vllm, llm, parsed, tasks, app=app, installed=installed, binding=binding
+                vllm,
+                llm,
+                parsed,
+                tasks,
+                app=app,
+                control=control,
+                described=description(installed, binding, receipts),
             )
             if bound is not None:
                 await stack.enter_async_context(serve_app(app, bound, parsed))
