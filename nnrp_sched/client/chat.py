@@ -19,6 +19,7 @@ from nnrp_sched.profile import (
     Usage,
     decode_event,
 )
+from nnrp_sched.profile.scheduling import Reprioritized
 from nnrp_sched.wire import DropReason, OperationFailed, ResultDropped, ResultReceived
 
 Status = Literal["completed", "error", "cancelled", "dropped"]
@@ -43,6 +44,8 @@ class Outcome(Struct, frozen=True):
 class Submission(Struct, frozen=True):
     """An operation on the wire."""
 
+    name: str
+    """The id by which users see and cancel it, `<session>.<frame>`."""
     frame_id: int
     operation_id: int
     inbox: Inbox
@@ -51,7 +54,7 @@ class Submission(Struct, frozen=True):
 class Operations(Protocol):
     """What a chat needs of its session."""
 
-    async def submit(self, document: bytes) -> Submission:
+    async def submit(self, document: bytes, *, newest_only: bool) -> Submission:
         """Send the document as a new operation, waiting for a free place."""
         ...
 
@@ -61,6 +64,10 @@ class Operations(Protocol):
 
     def abandon(self, frame_id: int) -> None:
         """Like `cancel`, from any thread, at any time."""
+        ...
+
+    async def reprioritize(self, name: str, priority: int) -> Reprioritized:
+        """Ask the server to change an operation's priority."""
         ...
 
 
@@ -76,15 +83,24 @@ class Chat:
     sends what the profile does not allow, and `ReaderTooSlow`.
     """
 
-    def __init__(self, operations: Operations, document: bytes) -> None:
+    def __init__(
+        self, operations: Operations, document: bytes, *, newest_only: bool = False
+    ) -> None:
+        """With `newest_only`, events that nobody read in time give way to newer ones."""
         self._operations = operations
         self._document = document
+        self._newest_only = newest_only
         self._submission: Submission | None = None
         self._grammar = ToolCallGrammar()
         self._text: list[str] = []
         self._usage: dict[str, Any] | None = None
         self._outcome: Outcome | None = None
         self._failure: NnrpSchedError | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The id that `ps` shows and `cancel` takes, once submitted."""
+        return self._submission.name if self._submission is not None else None
 
     @property
     def operation_id(self) -> int | None:
@@ -115,6 +131,15 @@ class Chat:
             self._send_cancel(reason)
         return await self.result()
 
+    async def reprioritize(self, priority: int) -> Reprioritized:
+        """Change the priority while it waits; lower is sooner.
+
+        A chat that was not submitted yet is unknown to the server. Raises as `Session.queue` does.
+        """
+        if self._submission is None:
+            return Reprioritized("", applied=False, reason="unknown")
+        return await self._operations.reprioritize(self._submission.name, priority)
+
     # --- iteration ------------------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[Event]:
@@ -129,7 +154,9 @@ class Chat:
             raise StopAsyncIteration
         try:
             if self._submission is None:
-                self._submission = await self._operations.submit(self._document)
+                self._submission = await self._operations.submit(
+                    self._document, newest_only=self._newest_only
+                )
             inbox = self._submission.inbox
             item = await inbox.get()
             if self._outcome is not None:  # Another task, or `cancel`, has read the terminal.

@@ -85,21 +85,24 @@ class ScriptedQueue:
         """Forget a call, however it ended, and let the next one run."""
         del self._live[live.call.request_id]
         self._withdraw(live)
+        self._fill()
 
     def abort(self, request_id: str) -> AbortReceipt:
         """End a call by its handle."""
-        live = self._live.get(request_id)
-        return self._abort(live, request_id)
+        (receipt,) = self._abort({request_id: self._live.get(request_id)})
+        return receipt
 
     def abort_operations(self, ids: tuple[str, ...], by: AbortBy) -> list[AbortReceipt]:
         """End calls by what users know of them."""
         if by == "id":
-            return [self._abort(self._seen(name), name) for name in ids]
-        return [
-            self._abort(live, live.call.visible_id)
-            for live in list(self._live.values())
-            if getattr(live.call.caller, by) in ids and live.state != "finished"
-        ]
+            return self._abort({name: self._seen(name) for name in ids})
+        return self._abort(
+            {
+                live.call.visible_id: live
+                for live in self._live.values()
+                if getattr(live.call.caller, by) in ids and live.state != "finished"
+            }
+        )
 
     def reprioritize(self, visible_id: str, priority: int) -> Reprioritized:
         """Sort a waiting call in anew."""
@@ -121,20 +124,25 @@ class ScriptedQueue:
         rows += [_row(live, now, position) for position, live in enumerate(waiting)]
         return QueueSnapshot(tuple(rows), len(self._running), len(waiting), True, now)
 
-    def _abort(self, live: LiveCall | None, name: str) -> AbortReceipt:
-        if live is None:
-            return AbortReceipt(name, "unknown", False, True, None, 0.0)
-        state = live.state
-        live.aborted.set()
-        live.go.set()
-        self._withdraw(live)
-        return AbortReceipt(name, state, state != "finished", True, live.tokens, 0.0)
+    def _abort(self, wanted: dict[str, LiveCall | None]) -> list[AbortReceipt]:
+        """End all of them before any other call gets a slot of theirs."""
+        receipts: list[AbortReceipt] = []
+        for name, live in wanted.items():
+            state: RequestState = "unknown" if live is None else live.state
+            accepted = state not in ("unknown", "finished")
+            tokens = None if live is None else live.tokens
+            receipts.append(AbortReceipt(name, state, accepted, True, tokens, 0.0))
+            if live is not None:
+                live.aborted.set()
+                live.go.set()
+                self._withdraw(live)
+        self._fill()
+        return receipts
 
     def _withdraw(self, live: LiveCall) -> None:
         """Take a call out of its slot or its place in the queue; doing it twice is fine."""
         self._running.pop(live.call.request_id, None)
         self._waiting.pop(live.call.request_id, None)
-        self._fill()
 
     def _fill(self) -> None:
         """Let waiting calls run while there are free slots."""

@@ -1,6 +1,7 @@
 """What control requests act on: the engine and the operations, as far as one peer may."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Sequence
 
 import anyio
 
@@ -11,14 +12,20 @@ from nnrp_sched.server.directory import Directory
 from nnrp_sched.server.operation import Operation
 from nnrp_sched.server.principal import Principal
 
+logger = logging.getLogger(__name__)
+
 
 class Desk:
     """The requests of one peer."""
 
-    def __init__(self, engine: Engine, directory: Directory, principal: Principal) -> None:
+    def __init__(
+        self, engine: Engine, directory: Directory, principal: Principal, *, abort_seconds: float
+    ) -> None:
+        """`abort_seconds` bounds how long operations wait for the engine to confirm their abort."""
         self.engine = engine
         self._directory = directory
         self._principal = principal
+        self._abort_seconds = abort_seconds
 
     async def queue(self) -> QueueSnapshot:
         """The queue as this peer may see it."""
@@ -27,41 +34,55 @@ class Desk:
     async def abort(self, wanted: AbortBody) -> list[AbortReceipt]:
         """End operations: one receipt for each id, or for each live operation of the name.
 
-        Our own operations are ended by themselves, so that their peers are told; what else there
-        is, HTTP requests, the engine ends. Operations that start later are not covered.
+        Of the server's own operations the peers are told; what else there is, HTTP requests, only
+        the engine knows. Operations that start later are not covered.
         """
         if wanted.by == "id":
-            return await self._abort_ids(wanted.names)
+            found = await self._abort_ids(wanted.names)
+            return [found.get(name) or _unknown(name) for name in wanted.names]
         (name,) = wanted.names
-        ours = await self._abort_own(
+        ours = [
             each for each in self._directory.of(wanted.by, name) if self._principal.sees(each.name)
-        )
-        if not self._principal.operator:
-            return list(ours.values())
-        others = await self.engine.abort_operations([name], by=wanted.by)
-        return [*ours.values(), *(each for each in others if each.request_id not in ours)]
+        ]
+        receipts = await self._abort_own(ours, ())
+        if self._principal.operator:
+            for each in await self.engine.abort_operations([name], by=wanted.by):
+                receipts.setdefault(each.request_id, each)
+        return list(receipts.values())
 
-    async def _abort_ids(self, names: list[str]) -> list[AbortReceipt]:
-        found = [self._directory.get(name) for name in names if self._principal.sees(name)]
-        receipts = await self._abort_own(each for each in found if each is not None)
-        missing = [name for name in dict.fromkeys(names) if name not in receipts]
-        if self._principal.operator and missing:
-            others = await self.engine.abort_operations(missing, by="id")
-            receipts |= {each.request_id: each for each in others}
-        return [receipts.get(name) or _unknown(name) for name in names]
+    async def _abort_ids(self, names: Iterable[str]) -> dict[str, AbortReceipt]:
+        ours: list[Operation] = []
+        others: list[str] = []
+        for name in dict.fromkeys(names):
+            operation = self._directory.get(name) if self._principal.sees(name) else None
+            if operation is not None:
+                ours.append(operation)
+            elif self._principal.operator:
+                others.append(name)
+        return await self._abort_own(ours, others)
 
-    async def _abort_own(self, operations: Iterable[Operation]) -> dict[str, AbortReceipt]:
-        """End operations at once, each within its own bound."""
+    async def _abort_own(
+        self, operations: Sequence[Operation], others: Sequence[str]
+    ) -> dict[str, AbortReceipt]:
+        """End operations, and requests that are none, by one call to the engine."""
+        claimed = [each for each in operations if each.claim_abort()]
         receipts: dict[str, AbortReceipt] = {}
-
-        async def abort(operation: Operation) -> None:
-            receipts[operation.name] = await operation.abort()
-
-        operations = list(operations)
-        async with anyio.create_task_group() as tasks:
-            for each in operations:
-                tasks.start_soon(abort, each)
-        return {each.name: receipts[each.name] for each in operations}
+        names = [*(each.name for each in claimed), *others]
+        try:
+            # Shielded: these operations end now, whatever becomes of who asked for it.
+            with anyio.move_on_after(self._abort_seconds, shield=True):
+                if names:
+                    answered = await self.engine.abort_operations(names, by="id")
+                    receipts = {each.request_id: each for each in answered}
+        except Exception:
+            # The engine's code: the operations end without a receipt, and say so.
+            logger.exception("the abort of %s failed", names)
+        finally:
+            for each in claimed:
+                each.settle_abort(receipts.get(each.name))
+        for each in operations:
+            receipts[each.name] = await each.abort_receipt()
+        return receipts
 
     async def reprioritize(self, name: str, priority: int) -> Reprioritized:
         """Change the priority of one operation."""

@@ -66,7 +66,12 @@ class Intake:
 
     def __init__(self, shared: Shared, principal: Principal) -> None:
         self._shared = shared
-        self._desk = Desk(shared.engine, shared.directory, principal)
+        self._desk = Desk(
+            shared.engine,
+            shared.directory,
+            principal,
+            abort_seconds=shared.limits.abort_seconds,
+        )
 
     def admit(
         self, event: SubmitReceived, session_class: int, channel: OperationChannel

@@ -6,7 +6,6 @@ the engine, whatever events still come are not sent, and the terminal follows th
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 
@@ -15,7 +14,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from nnrp_sched.engine.port import Engine
-from nnrp_sched.engine.records import AbortReceipt, AbortState, Caller, ChatCall, Reprioritized
+from nnrp_sched.engine.records import AbortReceipt, Caller, ChatCall, Reprioritized
 from nnrp_sched.errors import BackendError, ProfileError, ProfileStreamError
 from nnrp_sched.profile import (
     ChatMapper,
@@ -90,28 +89,39 @@ class Operation:
         elif first:
             self._call_scope.cancel()  # No call is running: nothing to tell the engine.
 
-    async def abort(self) -> AbortReceipt:
-        """End the operation because a control request asked for it, and tell what that did.
+    def claim_abort(self) -> bool:
+        """End the operation because a control request asked for it.
 
-        Of several the later ones get the receipt of the first.
+        True when it is the caller's to ask the engine, and then to call `settle_abort` whatever
+        the engine does: many operations are aborted by one call, so that none of them gets the
+        place of another. False when the engine does not have the call, or was asked already.
         """
-        started = time.monotonic_ns()
-        if self._ended:
-            return self._own_receipt("finished", accepted=False, tokens=None)
-        self.stop(Ending.REQUESTED)
-        if self._abort_done is None:
-            return self._own_receipt("admitting", accepted=True, tokens=0)
-        await self._abort_done.wait()
+        if self._ended or self._ending is not None:
+            return False
+        self._ending = Ending.REQUESTED
+        if self._tasks is None:
+            self.receipt = AbortReceipt(self.name, "admitting", True, True, 0, 0.0)
+            self._call_scope.cancel()
+            return False
+        self._abort_done = anyio.Event()
+        return True
+
+    def settle_abort(self, receipt: AbortReceipt | None) -> None:
+        """Hand in the engine's receipt for a claimed abort; None when it gave none in time."""
+        assert self._abort_done is not None
+        self.receipt = receipt
+        self._call_scope.cancel()
+        self._abort_done.set()
+
+    async def abort_receipt(self) -> AbortReceipt:
+        """What the first abort did, once that is known."""
+        if self._abort_done is not None:
+            await self._abort_done.wait()
         if self.receipt is not None:
             return msgspec.structs.replace(self.receipt, request_id=self.name)
-        latency_ms = (time.monotonic_ns() - started) / 1e6
-        return AbortReceipt(self.name, "unknown", False, False, None, latency_ms)
-
-    def _own_receipt(
-        self, state: AbortState, *, accepted: bool, tokens: int | None
-    ) -> AbortReceipt:
-        """A receipt for an operation that the engine does not have."""
-        return AbortReceipt(self.name, state, accepted, True, tokens, 0.0)
+        if self._ended:
+            return AbortReceipt(self.name, "finished", False, True, None, 0.0)
+        return AbortReceipt(self.name, "unknown", False, False, None, 0.0)
 
     async def reprioritize(self, priority: int) -> Reprioritized:
         """Change the priority, in the engine once it has the call."""

@@ -1,8 +1,8 @@
 """A server on the scripted engine and clients beside it, all in memory."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 
@@ -37,8 +37,8 @@ async def scripted_server(
         server = Server(engine or ScriptedEngine(), limits)
         carriers: list[Carrier] = []
 
-        def dial() -> Carrier:
-            ours, theirs = memory_pair()
+        def dial(*, same_host: bool = True) -> Carrier:
+            ours, theirs = memory_pair(same_host=same_host)
             carriers.append(ours)
             tasks.start_soon(server.serve_carrier, theirs)
             return ours
@@ -55,15 +55,21 @@ async def scripted_server(
 class InMemory:
     """A running server and how to reach it."""
 
-    def __init__(self, server: Server, dial: Callable[[], Carrier]) -> None:
+    def __init__(self, server: Server, dial: "Dial") -> None:
         self.server = server
         self.dial = dial
 
     @asynccontextmanager
-    async def connect(self) -> AsyncGenerator[Connection, None]:
+    async def connect(self, *, same_host: bool = True) -> AsyncGenerator[Connection, None]:
         """A client connection to the server."""
-        async with over_carrier(self.dial()) as connection:
+        async with over_carrier(self.dial(same_host=same_host)) as connection:
             yield connection
+
+
+class Dial(Protocol):
+    """Makes a carrier to the server; one that seems to come from elsewhere on request."""
+
+    def __call__(self, *, same_host: bool = True) -> Carrier: ...
 
 
 @asynccontextmanager
