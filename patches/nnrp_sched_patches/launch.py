@@ -31,6 +31,7 @@ from nnrp_sched_patches.launch_steps import (
     start_failures,
     watched,
 )
+from nnrp_sched_patches.middleware import IdentityMiddleware
 from nnrp_sched_patches.serving_seams import ServingObjects, serving_faults
 from nnrp_sched_patches.version import InstalledVllm, installed_vllm
 from nnrp_sched_patches.vllm_engine import VllmEngine
@@ -146,7 +147,7 @@ async def _running(
             receipts = tuple(await hello_receipts(llm, _HELLO_WAIT_S)) if binding else ()
             tasks = await llm.get_supported_tasks()
             app = vllm["build_app"](parsed, tasks, llm.model_config) if bound else None
-            control = await stack.enter_async_context(control_over(llm, receipts, app))
+            control = await stack.enter_async_context(control_over(llm, receipts))
             engine = await chat_engine(
                 vllm,
                 llm,
@@ -156,8 +157,9 @@ async def _running(
                 control=control,
                 described=description(installed, binding, receipts),
             )
-            if bound is not None:
-                await stack.enter_async_context(serve_app(app, bound, parsed))
+            if bound is not None and app is not None:
+                served = app if control is None else IdentityMiddleware(app)
+                await stack.enter_async_context(serve_app(served, app.state, bound, parsed))
         serving = Serving(
             engine=engine,
             http=address_of(bound) if bound else None,

@@ -21,7 +21,6 @@ from nnrp_sched_patches.engine_errors import EngineErrors
 from nnrp_sched_patches.frontend import ledger_of
 from nnrp_sched_patches.hello import HelloReceipt
 from nnrp_sched_patches.ledger_feed import followed
-from nnrp_sched_patches.middleware import IdentityMiddleware
 from nnrp_sched_patches.serving_seams import ServingObjects
 from nnrp_sched_patches.version import InstalledVllm
 from nnrp_sched_patches.vllm_engine import VllmEngine
@@ -113,17 +112,15 @@ def description(
 
 @contextlib.asynccontextmanager
 async def control_over(
-    llm: Any, receipts: Sequence[HelloReceipt], app: Any
+    llm: Any, receipts: Sequence[HelloReceipt]
 ) -> AsyncGenerator[Control | None, None]:
     """The control of a patched vLLM, its ledger kept up to date while the context is open.
 
-    None where a process did not say that it is patched. `app` is vLLM's HTTP app or None.
+    None where a process did not say that it is patched.
     """
     if not receipts or not all(receipt.patched for receipt in receipts):
         yield None
         return
-    if app is not None:
-        app.add_middleware(IdentityMiddleware)
     ledger = ledger_of(llm.output_processor)
     async with followed(llm, ledger):
         yield Control(llm, ledger)
