@@ -74,6 +74,10 @@ class Desk:
                 if names:
                     answered = await self.engine.abort_operations(names, by="id")
                     receipts = {each.request_id: each for each in answered}
+                for each in claimed:
+                    if each.name not in receipts or receipts[each.name].state == "unknown":
+                        # On its way into the engine: only its handle is known there yet.
+                        receipts[each.name] = await self.engine.abort(each.request_id)
         except Exception:
             # The engine's code: the operations end without a receipt, and say so.
             logger.exception("the abort of %s failed", names)

@@ -55,7 +55,7 @@ class SocketCarrier(asyncio.Protocol):
         if self._name == "unix":
             return True
         peer = self.transport.get_extra_info("peername")
-        return peer is not None and _is_loopback(peer[0])
+        return peer is not None and is_loopback(peer[0])
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -197,7 +197,8 @@ class SocketCarrier(asyncio.Protocol):
         _set(self._reader)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address a socket tells is this host itself."""
     address = ip_address(host.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)  # As a dual-stack listener sees IPv4 peers.
     return (mapped or address).is_loopback
