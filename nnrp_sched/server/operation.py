@@ -87,7 +87,7 @@ class Operation:
             self._abort_done = anyio.Event()
             self._tasks.start_soon(self._abort_call, self._abort_done)
         elif first:
-            self._call_scope.cancel()  # No call is running: nothing to tell the engine.
+            self._withhold()
 
     def claim_abort(self) -> bool:
         """End the operation because a control request asked for it.
@@ -100,11 +100,16 @@ class Operation:
             return False
         self._ending = Ending.REQUESTED
         if self._tasks is None:
-            self.receipt = AbortReceipt(self.name, "admitting", True, True, 0, 0.0)
-            self._call_scope.cancel()
+            self._withhold()
             return False
         self._abort_done = anyio.Event()
         return True
+
+    def _withhold(self) -> None:
+        """No call is running yet, and none will: there is nothing to tell the engine."""
+        if not self._ended:
+            self.receipt = AbortReceipt(self.name, "admitting", True, True, 0, 0.0)
+        self._call_scope.cancel()
 
     def settle_abort(self, receipt: AbortReceipt | None) -> None:
         """Hand in the engine's receipt for a claimed abort; None when it gave none in time."""

@@ -1,5 +1,6 @@
 """The client's side of scheduling: what is sent, what comes back, what is an error."""
 
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.anyio
 
 SNAPSHOT = QueueSnapshot((), 0, 0, authoritative=True, taken_ms=1.0)
 RECEIPT = AbortReceipt("1.1", "running", True, True, 3, 0.5)
-REQUESTS: dict[str, tuple[Any, dict[str, Any], Any, Any]] = {
+Call = Callable[[Session], Awaitable[Any]]
+REQUESTS: dict[str, tuple[Call, dict[str, Any], Any, Any]] = {
     "queue.snapshot": (lambda s: s.queue(), {}, SNAPSHOT, SNAPSHOT),
     "operation.abort": (
         lambda s: s.abort_operations(["1.1"]),
@@ -47,7 +49,7 @@ class Exchange:
     def __init__(self) -> None:
         self.request: dict[str, Any] = {}
 
-    async def run(self, call: Any, answer: Any) -> Any:
+    async def run(self, call: "Call", answer: Any) -> Any:
         """Make the call; `answer` sends the server's terminal for the submit it is given."""
         ours, theirs = memory_pair()
         server = RawServer(theirs)
@@ -157,8 +159,11 @@ async def test_workflow_and_priority_ride_in_the_envelope_beside_other_extension
 
 
 async def test_without_them_nothing_is_sent() -> None:
+    async def chat(session: Session) -> Any:
+        return await session.chat(body()).result()
+
     exchange = Exchange()
-    await exchange.run(lambda session: session.chat(body()).result(), completes({}))
+    await exchange.run(chat, completes({}))
     assert "nnrp" not in exchange.request
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from nnrp_sched.client import Session
@@ -46,12 +47,13 @@ async def test_a_snapshot_shows_who_runs_and_who_waits_with_their_workflow() -> 
                 second = session.chat(body(), workflow=asked)
                 tasks.start_soon(second.result)
                 snapshot = await until_rows(session, 2)
+                running, waiting = snapshot.operations
+                assert (running.id, running.state, running.tokens) == (first.name, "running", 1)
+                assert (waiting.id, waiting.state, waiting.position) == (second.name, "waiting", 0)
+                assert (waiting.program, waiting.agent, waiting.parent) == ("p", "child", "main")
+                assert (snapshot.running, snapshot.waiting) == (1, 1)
+                assert snapshot.authoritative
                 await first.cancel()
-    running, waiting = snapshot.operations
-    assert (running.id, running.state, running.tokens) == (first.name, "running", 1)
-    assert (waiting.id, waiting.state, waiting.position) == (second.name, "waiting", 0)
-    assert (waiting.program, waiting.agent, waiting.parent) == ("p", "child", "main")
-    assert (snapshot.running, snapshot.waiting, snapshot.authoritative) == (1, 1, True)
 
 
 @pytest.mark.parametrize(
@@ -109,11 +111,12 @@ async def test_an_operation_of_another_peer_is_aborted_and_that_peer_is_told() -
 
 @pytest.mark.parametrize("by", ["program", "agent"])
 async def test_aborting_a_program_or_an_agent_takes_out_its_live_operations_only(by: str) -> None:
-    kinds: dict[str, Any] = {"program": None, "agent": None}
     async with scripted_session() as (_, session):
         with anyio.fail_after(SECONDS):
             chats = {
-                name: session.chat(HELD, stream=True, workflow=Workflow(**{**kinds, by: name}))
+                name: session.chat(
+                    HELD, stream=True, workflow=msgspec.convert({by: name}, Workflow)
+                )
                 for name in ("mine", "yours")
             }
             for chat in chats.values():
@@ -184,10 +187,17 @@ async def test_a_change_of_priority_moves_a_waiting_operation_forward() -> None:
                 done = await second.reprioritize(-7)
                 order = (await session.queue()).operations[1:]
                 stuck = await running.reprioritize(-7)
+                assert (done.applied, done.reason, done.request_id) == (
+                    True,
+                    "applied",
+                    second.name,
+                )
+                assert (stuck.applied, stuck.reason) == (False, "not_waiting")
+                assert [(row.id, row.priority) for row in order] == [
+                    (second.name, -7),
+                    (first.name, 0),
+                ]
                 await running.cancel()
-    assert (done.applied, done.reason, done.request_id) == (True, "applied", second.name)
-    assert (stuck.applied, stuck.reason) == (False, "not_waiting")
-    assert [(row.id, row.priority) for row in order] == [(second.name, -7), (first.name, 0)]
     assert finished == [second.name, first.name]
 
 
