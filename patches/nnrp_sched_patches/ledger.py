@@ -145,7 +145,8 @@ class Ledger:
             part.preempted = max(at, part.preempted or 0.0)
         if part.finished is None and kind in _STATES:
             part.state = _STATES[kind]
-            part.position = None
+            if kind in _STARTED:
+                part.position = None
 
     def engine_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """The scheduler's present view of parts (`nnrp_state`), by internal id."""

@@ -23,6 +23,8 @@ from nnrp_sched_patches.backend_errors import (
     from_validation_error,
 )
 from nnrp_sched_patches.control import Control
+from nnrp_sched_patches.frontend import ledger_of
+from nnrp_sched_patches.ledger import Ledger
 from nnrp_sched_patches.live_calls import LiveCall, LiveCalls, registration
 from nnrp_sched_patches.origin import origin
 
@@ -66,6 +68,11 @@ class VllmEngine:
     def async_llm(self) -> Any:
         """vLLM's engine client, for the hello and the control plane."""
         return self._engine
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every request of this vLLM's frontend; fed by the patches, and empty without them."""
+        return ledger_of(self._engine.output_processor)
 
     @property
     def calls_in_flight(self) -> int:
