@@ -108,8 +108,9 @@ class Control:
             return receipts
         try:
             wanted = {"ids": None, "limit": _ELSEWHERE}
-            states = await call_engine(self._engine, STATE, wanted, wait_s=_WAIT_S)
-            matches = {name: [one for one in states if external_id(one) == name] for name in names}
+            reply = await call_engine(self._engine, STATE, wanted, wait_s=_WAIT_S)
+            external = {one: external_id(one) for one in reply["requests"]}
+            matches = {name: [one for one in external if external[one] == name] for name in names}
             ids = [one for found in matches.values() for one in found]
             answers = await engine_abort(self._engine, ids, wait_s=_WAIT_S) if ids else {}
         except EngineGone as error:
@@ -131,8 +132,10 @@ class Control:
 
 
 def external_id(internal_id: str) -> str:
-    """vLLM's external id in an internal one: `<external>-<8 random>`, with `<index>_` before it
-    for one of several choices."""
+    """vLLM's external id in an internal one.
+
+    That is `<external>-<8 random>`, with `<index>_` before it for one of several choices.
+    """
     stem = internal_id.rpartition("-")[0]
     index, separator, rest = stem.partition("_")
     return rest if separator and index.isdecimal() else stem

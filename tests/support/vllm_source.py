@@ -45,8 +45,8 @@ def _block(owner: str, members: list[Seam]) -> str:
         if seam.kind in _FORMS:
             # Several rows may ask for one name, each with its parameters.
             known = written.get(seam.name, seam).parameters
-            parameters = tuple(dict.fromkeys((*known, *seam.parameters)))
-            written[seam.name] = msgspec.structs.replace(seam, parameters=parameters)
+            together = tuple(dict.fromkeys((*known, *seam.parameters)))
+            written[seam.name] = msgspec.structs.replace(seam, parameters=together)
     lines = [_definition(seam, method=bool(owner)) for seam in written.values()]
     if assigned:
         # A constructor that is a seam itself keeps its parameters.
