@@ -3,6 +3,7 @@
 The records that clients get to see too are defined in `profile.scheduling`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -30,6 +31,7 @@ __all__ = [
     "ReprioritizeReason",
     "Reprioritized",
     "RequestState",
+    "ServedCall",
     "Source",
     "Timings",
 ]
@@ -53,6 +55,16 @@ class Caller(Struct, frozen=True):
     """The id users see and cancel by: `<session>.<frame>` for NNRP, the external id for HTTP."""
 
 
+class ServedCall(Struct, frozen=True):
+    """What an engine knows of a call that has ended; None where it knows nothing."""
+
+    timings: Timings = Timings()
+    tokens: int | None = None
+    """Output tokens, over all choices."""
+    reason: str | None = None
+    """The engine's finish reason, or what ended the call otherwise."""
+
+
 class ChatCall(Struct, frozen=True):
     """One chat to serve."""
 
@@ -65,6 +77,8 @@ class ChatCall(Struct, frozen=True):
     traceparent: str | None = None
     """A W3C traceparent for engines that take trace headers."""
     caller: Caller = Caller()
+    served: Callable[[ServedCall], None] | None = None
+    """Told once, when the call has ended, however that came about. Must not raise."""
 
     @property
     def visible_id(self) -> str:

@@ -15,6 +15,7 @@ from nnrp_sched.engine.records import (
     QueueSnapshot,
     Reprioritized,
     RequestState,
+    ServedCall,
     Timings,
 )
 from nnrp_sched.errors import BackendError
@@ -86,6 +87,10 @@ class ScriptedQueue:
         del self._live[live.call.request_id]
         self._withdraw(live)
         self._fill()
+        if live.call.served is not None:
+            times = msgspec.structs.replace(live.timings, finished=self._clock())
+            reason = "abort" if live.aborted.is_set() else None
+            live.call.served(ServedCall(times, live.tokens, reason))
 
     def abort(self, request_id: str) -> AbortReceipt:
         """End a call by its handle."""

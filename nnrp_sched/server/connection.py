@@ -9,6 +9,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from nnrp_sched.errors import ProfileError
+from nnrp_sched.server.arrivals import Arrivals
 from nnrp_sched.server.channel import FrameChannel
 from nnrp_sched.server.ending import Ending
 from nnrp_sched.server.intake import Admitted, Intake, Shared
@@ -37,6 +38,7 @@ from nnrp_sched.wire import (
     SessionFailed,
     SessionOpenReceived,
     SubmitReceived,
+    TraceContext,
 )
 
 logger = logging.getLogger(__name__)
@@ -67,6 +69,7 @@ class Connection:
     def __init__(self, carrier: Carrier, shared: Shared) -> None:
         limits = shared.limits
         self._carrier = carrier
+        self._arrivals = Arrivals()
         self._engine = shared.engine
         self._admission = shared.admission
         self._limits = limits
@@ -80,7 +83,7 @@ class Connection:
         )
         self._sessions: dict[int, Session] = {}
         principal = Principal(carrier.same_host, self._sessions.keys)
-        self._intake = Intake(shared, principal)
+        self._intake = Intake(shared, principal, carrier.name)
         self._hello_scope = anyio.CancelScope()
         self._reading = anyio.CancelScope()
         self._tasks: TaskGroup | None = None
@@ -150,6 +153,7 @@ class Connection:
         with anyio.move_on_after(self._limits.hello_seconds) as self._hello_scope:
             while not self._wire.closed:
                 data = await self._carrier.receive()
+                self._arrivals.note()
                 for event in self._wire.receive(data) if data else self._wire.receive_end():
                     self._handlers[type(event)](event)
                 if not data:
@@ -195,10 +199,12 @@ class Connection:
         if event.fault is None and (self._admission.draining or session.closing):
             channel.send_drop(DropReason.TRANSPORT_CLOSED, "server_shutdown")
             return
+        observation = self._intake.observation(event, session.trace)
         try:
-            admitted = self._intake.admit(event, session.priority_class, channel)
+            admitted = self._intake.admit(event, session.priority_class, channel, observation)
         except ProfileError as error:
             send_verdict(channel, error)
+            observation.ended(error)
             return
         session.add(event.frame_id, admitted.operation)
         assert self._tasks is not None
@@ -206,6 +212,8 @@ class Connection:
 
     async def _run_operation(self, session: Session, frame_id: int, admitted: Admitted) -> None:
         try:
+            # Its TRACE_CONTEXT comes behind the submit, and counts until the engine is called.
+            await self._arrivals.settled()
             await admitted.operation.run()
         finally:
             session.remove(frame_id)
@@ -221,6 +229,9 @@ class Connection:
             return
         if event.packet.message_type == MessageType.PRIORITY_UPDATE:
             self._on_priority_update(event)
+        elif isinstance(event.packet.metadata, TraceContext):
+            session = self._sessions[event.session_id]
+            session.take_trace(event.frame_id, event.packet.metadata)
         elif event.packet.message_type in _REFUSED:
             name = MessageType(event.packet.message_type).name.lower()
             self._refuse(event, f"{name}_unsupported")

@@ -11,6 +11,7 @@ from nnrp_sched.server import control
 from nnrp_sched.server.desk import Desk
 from nnrp_sched.server.ending import OVERRIDING, Ending, Silent
 from nnrp_sched.server.terminal import OperationChannel, Verdict, send_verdict, verdict
+from nnrp_sched.wire import TraceContext
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,9 @@ class ControlOperation:
         if self._ending is None or ending in OVERRIDING:
             self._ending = ending
         self._scope.cancel()
+
+    def take_trace(self, context: TraceContext) -> None:
+        """Nothing: no engine call, no span."""
 
     async def run(self) -> None:
         """Answer the request and send its terminal."""

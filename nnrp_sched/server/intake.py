@@ -8,6 +8,8 @@ from msgspec import Struct
 from nnrp_sched.engine.port import Engine
 from nnrp_sched.engine.records import Caller
 from nnrp_sched.errors import ProfileError
+from nnrp_sched.observe.observers import Observers
+from nnrp_sched.observe.record import TraceObservation
 from nnrp_sched.profile import ControlRequest, parse_control, parse_envelope, profile_error
 from nnrp_sched.profile.workflow import parse_workflow
 from nnrp_sched.server import control
@@ -17,11 +19,13 @@ from nnrp_sched.server.desk import Desk
 from nnrp_sched.server.directory import Directory
 from nnrp_sched.server.ending import Ending
 from nnrp_sched.server.limits import ServerLimits
+from nnrp_sched.server.observation import Observation, Submitted
 from nnrp_sched.server.operation import Operation
 from nnrp_sched.server.principal import Principal, operation_name
 from nnrp_sched.server.priority import submit_priority
 from nnrp_sched.server.terminal import OperationChannel
-from nnrp_sched.wire import SubmitReceived
+from nnrp_sched.server.trace import OperationTrace
+from nnrp_sched.wire import SubmitReceived, TraceContext
 
 CHATS = frozenset({"chat.completions.create"})
 """Level 1 of the profile (seed 003, section 4)."""
@@ -37,6 +41,10 @@ class LiveOperation(Protocol):
 
     def stop(self, ending: Ending) -> None:
         """End it; its terminal follows."""
+        ...
+
+    def take_trace(self, context: TraceContext) -> None:
+        """A trace context of its own came."""
         ...
 
     async def run(self) -> None:
@@ -59,13 +67,15 @@ class Shared(Struct, frozen=True):
     limits: ServerLimits
     admission: Admission
     directory: Directory
+    observers: Observers = Observers()
 
 
 class Intake:
     """Takes in the submits of one connection."""
 
-    def __init__(self, shared: Shared, principal: Principal) -> None:
+    def __init__(self, shared: Shared, principal: Principal, transport: str) -> None:
         self._shared = shared
+        self._transport = transport
         self._desk = Desk(
             shared.engine,
             shared.directory,
@@ -73,8 +83,25 @@ class Intake:
             abort_seconds=shared.limits.abort_seconds,
         )
 
+    def observation(self, event: SubmitReceived, default: TraceObservation | None) -> Observation:
+        """What will be known of a submit; `default` is its session's trace context."""
+        submitted = Submitted(
+            session_id=event.session_id,
+            frame_id=event.frame_id,
+            operation_id=event.operation_id,
+            header_trace_id=event.trace_id,
+            transport=self._transport,
+        )
+        shared = self._shared
+        trace = OperationTrace(default)
+        return Observation(submitted, trace, shared.engine.description, shared.observers)
+
     def admit(
-        self, event: SubmitReceived, session_class: int, channel: OperationChannel
+        self,
+        event: SubmitReceived,
+        session_class: int,
+        channel: OperationChannel,
+        observation: Observation,
     ) -> Admitted:
         """The operation of a submit; raises `ProfileError` to refuse it."""
         if event.fault is not None:
@@ -87,6 +114,7 @@ class Intake:
             request = parse_control(event.document, control.OPERATIONS)
             if request is None:
                 raise
+            observation.withdraw()
             return self._control(request, channel)
         shared = self._shared
         workflow = parse_workflow(envelope.extensions)
@@ -106,7 +134,9 @@ class Intake:
             caller=caller,
             priority=priority,
             abort_seconds=shared.limits.abort_seconds,
+            observation=observation,
         )
+        observation.admitted(operation.request_id, caller, envelope.body)
         shared.directory.add(operation)
 
         def release() -> None:

@@ -26,7 +26,9 @@ from nnrp_sched.profile import (
     profile_error,
 )
 from nnrp_sched.server.ending import OVERRIDING, Ending, Silent
+from nnrp_sched.server.observation import Observation
 from nnrp_sched.server.terminal import OperationChannel, Verdict, send_verdict, verdict
+from nnrp_sched.wire import TraceContext
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +52,14 @@ class Operation:
         caller: Caller,
         priority: int,
         abort_seconds: float,
+        observation: Observation,
     ) -> None:
         self.request_id = request_id
         """The engine's handle: unique in this server while the operation runs."""
         self.caller = caller
         self.receipt: AbortReceipt | None = None
         """What the engine said to the abort, once it was asked and has answered."""
+        self.observation = observation
         self._priority = priority
         self._envelope = envelope
         self._engine = engine
@@ -81,6 +85,8 @@ class Operation:
         first = self._ending is None
         if first or ending in OVERRIDING:
             self._ending = ending
+        if first and not self._ended:
+            self.observation.abort_began(ending)
         if ending is Ending.ABORT:
             self._muted = True
         if first and self._tasks is not None:
@@ -99,6 +105,7 @@ class Operation:
         if self._ended or self._ending is not None:
             return False
         self._ending = Ending.REQUESTED
+        self.observation.abort_began(Ending.REQUESTED)
         if self._tasks is None:
             self._withhold()
             return False
@@ -109,12 +116,14 @@ class Operation:
         """No call is running yet, and none will: there is nothing to tell the engine."""
         if not self._ended:
             self.receipt = AbortReceipt(self.name, "admitting", True, True, 0, 0.0)
+            self.observation.abort_ended(self.receipt)
         self._call_scope.cancel()
 
     def settle_abort(self, receipt: AbortReceipt | None) -> None:
         """Hand in the engine's receipt for a claimed abort; None when it gave none in time."""
         assert self._abort_done is not None
         self.receipt = receipt
+        self.observation.abort_ended(receipt)
         self._call_scope.cancel()
         self._abort_done.set()
 
@@ -160,8 +169,19 @@ class Operation:
         finally:
             self._updating = False
 
+    def take_trace(self, context: TraceContext) -> None:
+        """A trace context of its own: it counts until the engine is called."""
+        self.observation.trace.receive(context)
+
     async def run(self) -> None:
         """Serve the request and send its terminal."""
+        final: Verdict = Silent()
+        try:
+            final = await self._serve()
+        finally:
+            self.observation.ended(final)
+
+    async def _serve(self) -> Verdict:
         mapper = ChatMapper()
         outcome: Verdict = Silent()
         async with anyio.create_task_group() as tasks:
@@ -178,12 +198,18 @@ class Operation:
         if isinstance(final, ProfileError) and not self._muted:
             self._send(mapper.interrupt(message=final.message))  # Closes the open tool calls.
         send_verdict(self._channel, final)
+        return final
 
     async def _call(self, mapper: ChatMapper) -> Verdict:
         """Make the engine call: its completion, its failure, or nothing when ended early."""
         body = dict(self._envelope.body)
         call = ChatCall(
-            request_id=self.request_id, body=body, priority=self._priority, caller=self.caller
+            request_id=self.request_id,
+            body=body,
+            priority=self._priority,
+            traceparent=self.observation.dispatch(),
+            caller=self.caller,
+            served=self.observation.served,
         )
         with self._call_scope:
             try:
@@ -236,9 +262,11 @@ class Operation:
             # The engine's code again: the operation ends without a receipt, and says so here.
             logger.exception("request %s: the abort failed", self.request_id)
         finally:
+            self.observation.abort_ended(self.receipt)
             self._call_scope.cancel()
             done.set()
 
     def _send(self, events: Iterable[Event]) -> None:
         for event in events:
             self._channel.send_partial(encode_event(event))
+            self.observation.event_sent()

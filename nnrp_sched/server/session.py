@@ -4,8 +4,11 @@ from collections.abc import ItemsView
 
 import anyio
 
+from nnrp_sched.observe.record import TraceObservation
 from nnrp_sched.server.ending import Ending
 from nnrp_sched.server.intake import LiveOperation
+from nnrp_sched.server.trace import observed
+from nnrp_sched.wire import TraceContext
 
 
 class Session:
@@ -15,6 +18,8 @@ class Session:
         self.session_id = session_id
         self.priority_class = priority_class
         """How urgent its operations are by default."""
+        self.trace: TraceObservation | None = None
+        """The trace context of operations that are admitted from now on."""
         self.closing = False
         """Set once SESSION_CLOSE arrived: no operation starts any more."""
         self._operations: dict[int, LiveOperation] = {}
@@ -43,6 +48,13 @@ class Session:
         self._operations.pop(frame_id, None)
         if not self._operations:
             self._idle.set()
+
+    def take_trace(self, frame_id: int, context: TraceContext) -> None:
+        """A TRACE_CONTEXT came: for one operation, or with frame 0 the default from now on."""
+        if not frame_id:
+            self.trace = observed(context, "session")
+        elif (operation := self._operations.get(frame_id)) is not None:
+            operation.take_trace(context)
 
     def stop_all(self, ending: Ending) -> None:
         """End every operation still running."""
