@@ -19,8 +19,8 @@ from tests.support.engine_requests import WATCHER, requests_to
 pytestmark = pytest.mark.anyio
 
 _SMALL = (
-    *("--scheduling-policy", "priority", "--max-num-seqs", "2", "--max-model-len", "512"),
-    *("--block-size", "16", "--num-gpu-blocks-override", "13", "--no-enable-prefix-caching"),
+    *("--scheduling-policy", "priority", "--max-num-seqs", "2", "--max-model-len", "192"),
+    *("--block-size", "32", "--num-gpu-blocks-override", "8", "--no-enable-prefix-caching"),
 )
 _LONG = 150
 """Tokens of a request that fills most of the cache by itself."""
