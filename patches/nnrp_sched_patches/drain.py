@@ -15,14 +15,14 @@ class DrainRate:
         self._last: float | None = None
 
     def started(self, queued: float | None, at: float) -> None:
-        """A request queued at `queued` first ran at `at`; times in ms, starts in order.
+        """A request queued at `queued` first ran at `at`; times in ms.
 
         Only one that was already waiting when the start before it happened tells how fast the
         engine takes them; any other tells how fast they arrive.
         """
         if self._last is not None and queued is not None and queued <= self._last <= at:
             self._intervals.append(at - self._last)
-        self._last = at
+        self._last = at if self._last is None else max(at, self._last)
 
     def wait(self, position: int, now: float) -> float | None:
         """Milliseconds that a request will still wait with `position` others before it.

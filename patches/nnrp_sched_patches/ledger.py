@@ -110,8 +110,11 @@ class Ledger:
             part.state, part.position = "running", None
 
     def end_part(self, internal_id: str, reason: str, at: float, tokens: int | None = None) -> None:
-        """A part ended, by the frontend's word or the engine's."""
+        """A part ended, by the frontend's word: no output of it comes any more."""
         self.without_token.pop(internal_id, None)
+        self._end(internal_id, reason, at, tokens)
+
+    def _end(self, internal_id: str, reason: str, at: float, tokens: int | None) -> None:
         known = self._parts.get(internal_id)
         if known is not None:
             part, entry = known
@@ -133,8 +136,9 @@ class Ledger:
             return
         part, _ = known
         if kind == "finished":
+            # Its last output, which may be its first, can still be on its way.
             reason = _REASONS.get(str(extra.get("status")), "error")
-            self.end_part(internal_id, reason, at, extra.get("tokens"))
+            self._end(internal_id, reason, at, extra.get("tokens"))
             return
         if kind in _STARTED and part.scheduled is None:
             part.scheduled = at
@@ -235,6 +239,7 @@ class Ledger:
     def _forget(self, entry: Entry) -> None:
         for internal_id in entry.parts:
             self._parts.pop(internal_id, None)
+            self.without_token.pop(internal_id, None)
         for name in entry.names:
             found = self._names[name]
             found.remove(entry)

@@ -44,6 +44,21 @@ async def test_a_request_is_followed_from_admission_to_its_end() -> None:
     assert [switch.failures for switch in switches] == [0] * 4
 
 
+async def test_the_only_output_still_gives_its_times_when_the_engines_word_was_faster() -> None:
+    llm, _ = hooked()
+    with anyio.fail_after(5):
+        (internal,) = await llm.add_request("one")
+    llm.ledger.event("finished", internal, 3000, {"status": "FINISHED_STOPPED", "tokens": 1})
+    entry = _entry(llm, "one")
+    assert (entry.state, entry.tokens) == ("finished", 1)
+    events = [event(EventType.QUEUED, 1.0), event(EventType.SCHEDULED, 2.0)]
+    end = output(internal, 1, finish=FinishReason.STOP, events=events)
+    llm.output_processor.process_outputs([end], 3.5)
+    times = entry.timings
+    assert (times.queued, times.scheduled, times.first_token) == (1000, 2000, 3500)
+    assert (times.finished, entry.tokens, llm.ledger.without_token) == (3000, 1, {})
+
+
 async def test_a_stop_string_that_the_frontend_finds_ends_the_request() -> None:
     llm, _ = hooked()
     with anyio.fail_after(5):
