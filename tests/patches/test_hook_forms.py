@@ -153,7 +153,7 @@ def test_a_body_around_a_method_sees_its_arguments_and_its_result() -> None:
     assert service.add(1) == 2
     assert service.add(amount=2) == 3
     # As another tool's wrapper would call it.
-    assert vars(type(service))["add"](service, 3) == 4
+    assert vars(service.__class__)["add"](service, 3) == 4
     assert seen == [
         *(("Service", (1,), {}), 2),
         *(("Service", (), {"amount": 2}), 3),
@@ -205,10 +205,10 @@ async def test_a_body_around_a_coroutine_is_told_how_it_ended() -> None:
         return leave
 
     service = _around_async(body)
-    assert inspect.iscoroutinefunction(type(service).fetch)
+    assert inspect.iscoroutinefunction(service.__class__.fetch)
     with anyio.fail_after(5):
         assert await service.fetch(1) == 2
-        assert await vars(type(service))["fetch"](service, 2) == 3
+        assert await vars(service.__class__)["fetch"](service, 2) == 3
         with pytest.raises(ValueError, match="negative") as failure:
             await service.fetch(-1)
     assert ends == [((1,), None), ((2,), None), ((-1,), failure.value)]
