@@ -2,6 +2,7 @@
 
 from typing import Final
 
+import anyio
 import anyio.lowlevel
 
 _TURNS: Final = 2
@@ -15,6 +16,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._count = 0
+        self._gate: anyio.Event | None = None
 
     def note(self) -> None:
         """The reader has something new, and handles it before its next wait."""
@@ -25,7 +27,19 @@ class Arrivals:
 
         A submit and the messages about it that were written together may arrive in pieces (wire
         digest 4.6); whoever waits here sees them all before acting. Takes no time, only turns.
+        Those who wait go on in the order they came.
         """
+        if self._gate is not None:
+            await self._gate.wait()
+            return
+        gate = self._gate = anyio.Event()
+        try:
+            await self._quiet()
+        finally:
+            self._gate = None
+            gate.set()
+
+    async def _quiet(self) -> None:
         for _ in range(_ROUNDS):
             seen = self._count
             for _ in range(_TURNS):

@@ -1,6 +1,6 @@
 """A server on the scripted engine and clients beside it, all in memory."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ from nnrp_sched.client import Connection, Session
 from nnrp_sched.client.connection import over_carrier
 from nnrp_sched.engine.port import Engine
 from nnrp_sched.engine.scripted import ScriptedEngine
+from nnrp_sched.observe.observers import Observer
 from nnrp_sched.server import Server, ServerLimits
 from nnrp_sched.transport import Carrier, background_tasks, memory_pair
 
@@ -30,11 +31,13 @@ def script(**members: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def scripted_server(
-    engine: Engine | None = None, limits: ServerLimits | None = None
+    engine: Engine | None = None,
+    limits: ServerLimits | None = None,
+    observers: Iterable[Observer] = (),
 ) -> AsyncGenerator["InMemory", None]:
     """A server whose connections are memory pairs."""
     async with background_tasks() as tasks:
-        server = Server(engine or ScriptedEngine(), limits)
+        server = Server(engine or ScriptedEngine(), limits, observers)
         carriers: list[Carrier] = []
 
         def dial(*, same_host: bool = True) -> Carrier:
