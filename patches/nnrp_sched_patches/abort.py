@@ -142,7 +142,7 @@ async def engine_abort(
     """
     wanted = {"ids": list(ids), "client": engine.engine_core.client_index}
     reply = await call_engine(engine, ABORT, wanted, wait_s=wait_s)
-    return msgspec.convert(reply["requests"], dict[str, EngineAnswer])
+    return msgspec.convert(reply.get("requests"), dict[str, EngineAnswer])
 
 
 def finalise(processor: Any, accepted: Sequence[str], entries: Iterable[Entry]) -> None:

@@ -48,7 +48,7 @@ class Control:
         authoritative = True
         try:
             await take_stock(self._engine, self.ledger, wait_s=_WAIT_S)
-        except NnrpSchedError:
+        except (NnrpSchedError, msgspec.ValidationError):
             authoritative = False
         if self.ledger.engine_failure is not None:
             authoritative = False

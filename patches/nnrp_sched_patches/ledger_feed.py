@@ -41,14 +41,17 @@ class Polled(Struct, frozen=True):
 
 
 async def take_stock(engine: Any, ledger: Ledger, *, wait_s: float = _STATE_WAIT_S) -> None:
-    """Ask the scheduler where the live parts stand. Raises as `call_engine` does."""
+    """Ask the scheduler where the live parts stand.
+
+    Raises as `call_engine` does, or msgspec.ValidationError.
+    """
     parts = [part for entry in ledger.live for part in entry.live_parts]
     if not parts:
         return
     wanted = {"ids": [part.internal_id for part in parts]}
     try:
         reply = await call_engine(engine, STATE, wanted, wait_s=wait_s)
-        ledger.engine_states(reply["requests"])
+        ledger.engine_states(msgspec.convert(reply.get("requests"), dict[str, dict[str, Any]]))
     except EngineGone as error:
         ledger.engine_died(str(error), now_ms())
         raise
