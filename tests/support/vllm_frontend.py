@@ -97,6 +97,7 @@ class Frontend:
         self.output_processor: Any = Processor()
         self.engine_core = self
         self.client_index = 0
+        self.observability_config = SimpleNamespace(otlp_traces_endpoint=None)
         self.errored = False
         self.output_handler = asyncio.get_running_loop().create_future()
         self.replies: dict[str, Reply] = {}
