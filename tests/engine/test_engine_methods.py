@@ -19,10 +19,10 @@ from tests.support.engine_requests import WATCHER, requests_to
 pytestmark = pytest.mark.anyio
 
 _SMALL = (
-    *("--scheduling-policy", "priority", "--max-num-seqs", "2", "--max-model-len", "192"),
-    *("--block-size", "32", "--num-gpu-blocks-override", "8", "--no-enable-prefix-caching"),
+    *("--scheduling-policy", "priority", "--max-num-seqs", "2", "--max-model-len", "96"),
+    *("--block-size", "32", "--num-gpu-blocks-override", "5", "--no-enable-prefix-caching"),
 )
-_LONG = 150
+_LONG = 80
 """Tokens of a request that fills most of the cache by itself."""
 
 
@@ -52,7 +52,7 @@ async def test_states_and_places_are_told_while_requests_run_and_wait(llm: Any) 
         assert told["a"]["prompt_tokens"] > 0
         depths = await requests.call("queue")
         assert (depths["running"], depths["waiting"], depths["policy"]) == (2, 3, "priority")
-        assert 0 < depths["kv_usage"] < 1
+        assert 0 < depths["kv_usage"] <= 1
         listing = await requests.call("state", limit=4)
         assert list(listing["requests"]) == [requests.ids[name] for name in "abcd"]
         assert listing["total"] == 5
