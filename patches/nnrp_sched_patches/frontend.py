@@ -19,6 +19,8 @@ from nnrp_sched_patches.ledger_records import Entry, Part
 from nnrp_sched_patches.origin import current_origin
 
 _ledgers: "weakref.WeakKeyDictionary[Any, Ledger]" = weakref.WeakKeyDictionary()
+_TRACE_HEADERS = 6
+"""Where `trace_headers` stands among the arguments of `add_request`, after `self`."""
 _ADMITTED: ContextVar[Entry | None] = ContextVar("nnrp_sched_admitted", default=None)
 
 
@@ -36,11 +38,13 @@ def now_ms() -> float:
 
 
 def admission(
-    engine: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[BaseException | None], Awaitable[None]]:
-    """Body of F2, `AsyncLLM.add_request`: an entry in the ledger, and no leak if it fails."""
+    """Body of F2, `AsyncLLM.add_request`: an entry in the ledger, a trace, no leak if it fails."""
     ledger = ledger_of(engine.output_processor)
     origin = current_origin()
+    # Before there is an entry: should it fail, none may stay open.
+    _hand_over(origin.traceparent, engine, args, kwargs)
     entry = origin.entry
     if entry is None:
         entry = ledger.open(
@@ -50,6 +54,7 @@ def admission(
             at=origin.arrived or now_ms(),
             traceparent=origin.traceparent,
         )
+        entry.operation = origin.operation
     entry.admissions += 1
     token = _ADMITTED.set(entry)
 
@@ -65,6 +70,20 @@ def admission(
                 ledger.close(entry, "refused", now_ms())
 
     return leave
+
+
+def _hand_over(
+    traceparent: str | None, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Give vLLM the trace of a request that its caller gave none.
+
+    Only where vLLM traces at all: else it would warn and drop it (hooks.md 2.5).
+    """
+    if traceparent is None or _argument(args, kwargs, _TRACE_HEADERS, "trace_headers") is not None:
+        return
+    traces = engine.observability_config.otlp_traces_endpoint is not None
+    if traces and len(args) <= _TRACE_HEADERS:
+        kwargs["trace_headers"] = {"traceparent": traceparent}
 
 
 async def _release(engine: Any, entry: Entry) -> None:

@@ -32,7 +32,12 @@ FRONTEND_HOOKS = (
     Hook(
         name="F2",
         form=HookForm.AROUND_ASYNC,
-        seam=Seam(_ASYNC_LLM, "AsyncLLM.add_request", SeamKind.ASYNC_FUNCTION, ("request_id",)),
+        seam=Seam(
+            _ASYNC_LLM,
+            "AsyncLLM.add_request",
+            SeamKind.ASYNC_FUNCTION,
+            ("request_id", "trace_headers"),
+        ),
         body=f"{_BODIES}:admission",
     ),
     _processor("add_request", "F3", "request", "prompt", "parent_req", "request_index", "queue"),
@@ -52,6 +57,12 @@ FRONTEND_RELIED_ON = (
     Seam(_ASYNC_LLM, "AsyncLLM.output_handler", SeamKind.INSTANCE_ATTRIBUTE),
     Seam(_ASYNC_LLM, "AsyncLLM.output_processor", SeamKind.INSTANCE_ATTRIBUTE),
     Seam(_ASYNC_LLM, "AsyncLLM.errored", SeamKind.PROPERTY),
+    Seam(_ASYNC_LLM, "AsyncLLM.observability_config", SeamKind.INSTANCE_ATTRIBUTE),
+    Seam(
+        "vllm.config.observability",
+        "ObservabilityConfig.otlp_traces_endpoint",
+        SeamKind.ATTRIBUTE,
+    ),
     *(
         Seam(_PROCESSOR, f"OutputProcessor.{name}", SeamKind.INSTANCE_ATTRIBUTE)
         for name in ("request_states", "parent_requests")

@@ -17,7 +17,9 @@ class HookForm(StrEnum):
     AROUND = "around"
     """A generator that sees the arguments before the method runs and the result after it."""
     AROUND_ASYNC = "around async"
-    """For coroutines: sees the arguments before, and after it how it ended, cancelled included."""
+    """For coroutines: sees the arguments before, and after it how it ended, cancelled included.
+
+    The only form that may change something: the keyword arguments."""
 
 
 class Hook(Struct, frozen=True):

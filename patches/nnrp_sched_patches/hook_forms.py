@@ -166,6 +166,7 @@ def make_around(owner: Any, raw: Any, body: Callable[..., Any], switch: Switch) 
 def make_around_async(owner: Any, raw: Any, body: Callable[..., Any], switch: Switch) -> Any:
     """Run `leave = body(instance, args, kwargs)` before the coroutine, `await leave(error)` after.
 
+    `body` may set keyword arguments of the call in `kwargs`, which is its own copy.
     `error` is what the coroutine raised, cancellation included, or None; it goes on up in any case.
     Without one `leave` must not wait for anything: a cancellation there would lose the result.
     """

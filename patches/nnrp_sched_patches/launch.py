@@ -15,10 +15,12 @@ import anyio.to_thread
 from msgspec import Struct
 
 from nnrp_sched.errors import StartError, UnsupportedVllm
+from nnrp_sched.observe.observers import Observer
 from nnrp_sched_patches import bindings, embedded_model, install
 from nnrp_sched_patches.child_environment import DEFAULTS, applied, patch_variables
 from nnrp_sched_patches.engine_errors import EngineErrors
 from nnrp_sched_patches.hello import HelloReceipt, hello_receipts
+from nnrp_sched_patches.http_records import http_records
 from nnrp_sched_patches.http_server import address_of, bind_socket, serve_app
 from nnrp_sched_patches.launch_steps import (
     chat_engine,
@@ -77,6 +79,10 @@ class Serving:
         self.engine_failed = anyio.Event()
         """Set when the engine process died."""
         self._errors = errors
+
+    def observe_http(self, observer: Observer) -> None:
+        """Tell `observer` of every request over HTTP that ends from now on; needs the patches."""
+        self.engine.ledger.on_end = http_records(observer, self.engine.description)
 
     @property
     def failure(self) -> str:

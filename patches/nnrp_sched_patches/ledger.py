@@ -8,7 +8,7 @@ poll costs freshness, never the final times.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from nnrp_sched.engine.records import (
@@ -52,6 +52,8 @@ class Ledger:
         self._drain = DrainRate()
         self.without_token: dict[str, Part] = {}
         """By internal id the parts that no output came of yet: the hot path's only lookup."""
+        self.on_end: Callable[[Entry], None] | None = None
+        """Called when a request has ended; again only if it went on and ended once more."""
         self.engine_failure: str | None = None
         """Why the engine is gone; None while it is there."""
 
@@ -229,6 +231,8 @@ class Ledger:
         ends = [part.finished for part in entry.parts.values() if part.finished is not None]
         entry.finished, entry.reason = max(ends, default=at), reason
         self._finished.append(entry)
+        if self.on_end is not None:
+            self.on_end(entry)
         if len(self._finished) > self._finished_kept:
             self._forget(self._finished.popleft())
 

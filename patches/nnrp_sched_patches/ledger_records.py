@@ -76,6 +76,8 @@ class Entry(Struct, eq=False):
     names: tuple[str, ...] = ()
     """Further names to find it by: vLLM's external id, the handle of the engine port."""
     traceparent: str | None = None
+    operation: str | None = None
+    """What was asked for, as OpenTelemetry's gen_ai conventions name it."""
     cancel: Callable[[], None] | None = None
     """Stops the call before vLLM's frontend has it; None when nobody can."""
     admissions: int = 0

@@ -17,6 +17,7 @@ from nnrp_sched.engine.records import (
     ChatCall,
     QueuedRequest,
     QueueSnapshot,
+    ServedCall,
     Timings,
 )
 from nnrp_sched_patches.frontend import now_ms
@@ -61,6 +62,12 @@ class LiveCall:
     def external_id(self) -> str:
         """The id that vLLM's frontend knows the call by."""
         return f"{EXTERNAL_PREFIX}{self.engine_id}"
+
+    def summary(self) -> ServedCall:
+        """What is known of the call at its end: without patches, when it began and ended."""
+        if self.entry is None:
+            return ServedCall(Timings(submitted=self.submitted, finished=now_ms()))
+        return ServedCall(self.entry.timings, self.entry.tokens, self.entry.reason)
 
     async def abort_publicly(self, engine: Any) -> AbortReceipt:
         """Stop it over vLLM's public interface, under the id that users see."""
@@ -122,6 +129,8 @@ class LiveCalls:
             del self._calls[live.call.request_id]
         if self._ledger is not None and live.entry is not None:
             self._ledger.close(live.entry, "ended by the caller", now_ms())
+        if live.call.served is not None:
+            live.call.served(live.summary())
 
     def of(self, request_id: str) -> list[LiveCall]:
         """The calls in flight with that id."""

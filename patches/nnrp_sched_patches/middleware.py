@@ -28,6 +28,14 @@ _PARENT: Final = (
     "x-dynamo-parent-session-id",
 )
 _TRACEPARENT: Final = "traceparent"
+_OPERATIONS: Final = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+"""Paths of vLLM's API, and OpenTelemetry's names for what they do."""
 _WANTED: Final = frozenset((*_PROGRAM, *_AGENT, *_SESSION, *_PARENT, _TRACEPARENT))
 
 MAX_NAME: Final = 256
@@ -54,6 +62,7 @@ class IdentityMiddleware:
             source="http",
             arrived=now_ms(),
             traceparent=headers.get(_TRACEPARENT),
+            operation=_OPERATIONS.get(scope.get("path", "")),
         )
         with origin(came):
             await self._app(scope, receive, send)

@@ -18,6 +18,8 @@ class Origin(Struct, frozen=True):
     arrived: float | None = None
     """When it came in, in monotonic ms; None for when vLLM's frontend got it."""
     traceparent: str | None = None
+    operation: str | None = None
+    """What was asked for, as OpenTelemetry's gen_ai conventions name it."""
     entry: Entry | None = None
     """Its entry in the ledger, where the door has made one already."""
 

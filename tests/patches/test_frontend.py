@@ -164,3 +164,22 @@ async def test_hooks_that_fail_turn_themselves_off_and_vllm_goes_on(
             llm.output_processor.process_outputs([end], 1.0)
     assert llm.output_processor.request_states == {}
     assert [switch.on for switch in switches] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("endpoint", [None, "http://collector:4317"])
+async def test_vllm_gets_the_trace_of_a_request_where_it_traces_and_its_caller_gave_none(
+    endpoint: str | None,
+) -> None:
+    llm, switches = hooked()
+    llm.observability_config.otlp_traces_endpoint = endpoint
+    own = {"traceparent": "00-9-9-01"}
+    with anyio.fail_after(5):
+        with origin(Origin(source="nnrp", traceparent="00-1-2-01")):
+            await llm.add_request("ours")
+            await llm.add_request("none given", trace_headers=None)
+            await llm.add_request("its own", trace_headers=own)
+        await llm.add_request("no trace")
+    ours = None if endpoint is None else {"traceparent": "00-1-2-01"}
+    assert llm.traced == {"ours": ours, "none given": ours, "its own": own, "no trace": None}
+    assert _entry(llm, "ours").traceparent == "00-1-2-01"
+    assert [switch.failures for switch in switches] == [0] * 4

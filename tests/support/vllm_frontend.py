@@ -98,6 +98,8 @@ class Frontend:
         self.engine_core = self
         self.client_index = 0
         self.observability_config = SimpleNamespace(otlp_traces_endpoint=None)
+        self.traced: dict[str, dict[str, str] | None] = {}
+        """The trace headers that requests came with, by external id."""
         self.errored = False
         self.output_handler = asyncio.get_running_loop().create_future()
         self.replies: dict[str, Reply] = {}
@@ -107,7 +109,15 @@ class Frontend:
         self.public_aborts: list[tuple[str, ...]] = []
         self._numbers = itertools.count()
 
-    async def add_request(self, request_id: str, n: int = 1, priority: int = 0) -> list[str]:
+    async def add_request(
+        self,
+        request_id: str,
+        n: int = 1,
+        priority: int = 0,
+        *,
+        trace_headers: dict[str, str] | None = None,
+    ) -> list[str]:
+        self.traced[request_id] = trace_headers
         if n < 1:
             raise ValueError("refused")
         internal = f"{request_id}-{next(self._numbers):08}"
