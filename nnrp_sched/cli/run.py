@@ -139,4 +139,5 @@ async def _run(
             },
             stdout=stdout,
             engine_failed=engine_failed,
+            observe_http=serving.observe_http,
         )

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, Self
 from msgspec import Struct
 
 from nnrp_sched.client.inbox import Inbox, Terminal
+from nnrp_sched.client.trace import SpanReference
 from nnrp_sched.errors import ConnectionLost, NnrpSchedError, ProfileStreamError, ReaderTooSlow
 from nnrp_sched.profile import (
     Cancelled,
@@ -54,7 +55,9 @@ class Submission(Struct, frozen=True):
 class Operations(Protocol):
     """What a chat needs of its session."""
 
-    async def submit(self, document: bytes, *, newest_only: bool) -> Submission:
+    async def submit(
+        self, document: bytes, *, newest_only: bool, span: SpanReference | None
+    ) -> Submission:
         """Send the document as a new operation, waiting for a free place."""
         ...
 
@@ -84,12 +87,21 @@ class Chat:
     """
 
     def __init__(
-        self, operations: Operations, document: bytes, *, newest_only: bool = False
+        self,
+        operations: Operations,
+        document: bytes,
+        *,
+        newest_only: bool = False,
+        span: SpanReference | None = None,
     ) -> None:
-        """With `newest_only`, events that nobody read in time give way to newer ones."""
+        """With `newest_only`, events that nobody read in time give way to newer ones.
+
+        `span` is the parent of what the server does.
+        """
         self._operations = operations
         self._document = document
         self._newest_only = newest_only
+        self._span = span
         self._submission: Submission | None = None
         self._grammar = ToolCallGrammar()
         self._text: list[str] = []
@@ -155,7 +167,7 @@ class Chat:
         try:
             if self._submission is None:
                 self._submission = await self._operations.submit(
-                    self._document, newest_only=self._newest_only
+                    self._document, newest_only=self._newest_only, span=self._span
                 )
             inbox = self._submission.inbox
             item = await inbox.get()

@@ -11,6 +11,7 @@ import anyio
 from nnrp_sched.client.chat import Chat, Submission
 from nnrp_sched.client.control import answer_of, refusal, told
 from nnrp_sched.client.inbox import Inbox, Terminal
+from nnrp_sched.client.trace import SpanReference, parse_traceparent
 from nnrp_sched.errors import ConnectionLost, ProfileStreamError
 from nnrp_sched.profile import build_control, build_envelope
 from nnrp_sched.profile.control_bodies import AbortBody, ReprioritizeBody, WatchBody
@@ -58,15 +59,19 @@ class Session:
         workflow: Workflow | None = None,
         priority: int | None = None,
         extensions: Mapping[str, Any] | None = None,
+        traceparent: str | None = None,
     ) -> Chat:
         """A chat completion, `chat.completions.create`.
 
         `body` is an OpenAI chat request; `stream`, when given, sets its field of that name.
         `timeout_ms` is the server's limit for the whole operation. `workflow` says which program
         and agent asks, `priority` (lower is sooner) counts where the server declares
-        `nnrp.priority`. `extensions` are further keys of the envelope's `nnrp` object. Nothing is
-        sent before the chat is read.
+        `nnrp.priority`. `extensions` are further keys of the envelope's `nnrp` object.
+        `traceparent` makes the operation a child of that W3C span, of whose trace id the low 64
+        bits travel; raises `ValueError` for a malformed one. Nothing is sent before the chat is
+        read.
         """
+        span = None if traceparent is None else parse_traceparent(traceparent)
         known = {WORKFLOW: told(workflow), PRIORITY: priority}
         policy = {name: value for name, value in known.items() if value is not None}
         policy.update(extensions or {})
@@ -80,7 +85,7 @@ class Session:
             diagnostics=diagnostics,
             extensions=policy or None,
         )
-        return Chat(self, document)
+        return Chat(self, document, span=span)
 
     def control(self, operation: str, body: Mapping[str, Any] | None = None) -> Chat:
         """A request of `nnrp-sched-control/1`, answered by one document."""
@@ -140,8 +145,10 @@ class Session:
 
     # --- for chats ------------------------------------------------------------------------------
 
-    async def submit(self, document: bytes, *, newest_only: bool = False) -> Submission:
-        """Send a document as a new operation, waiting for a free place."""
+    async def submit(
+        self, document: bytes, *, newest_only: bool = False, span: SpanReference | None = None
+    ) -> Submission:
+        """Send a document as a new operation, a child of `span`, waiting for a free place."""
         await self._places.acquire()
         if self._lost is not None:
             self._places.release()
@@ -153,6 +160,11 @@ class Session:
             self._places.release()
             raise
         inbox = self._inboxes[frame_id] = Inbox(_MAX_BUFFERED_EVENTS, newest_only=newest_only)
+        if span is not None:
+            # In one piece with the submit: it counts only until the server calls its engine.
+            data += self._wire.trace_context(
+                self.session_id, frame_id, span.trace_id, span.span_id, flags=span.flags
+            )
         self._outbox.put(data)
         name = f"{self.session_id}.{frame_id}"
         return Submission(name, frame_id, operation_id, inbox)
