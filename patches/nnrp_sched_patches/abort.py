@@ -84,7 +84,8 @@ class Aborter:
                     # It ended by itself before the abort could reach it.
                     ended = entry.finished is not None
                     state: RequestState = "finished" if ended else entry.state
-                    entry.receipt = _receipt(entry, state, started, sure=ended)
+                    sure = ended and self._ledger.engine_failure is None
+                    entry.receipt = _receipt(entry, state, started, sure=sure)
         finally:
             for entry in entries:
                 self._under_way.pop(id(entry), None)

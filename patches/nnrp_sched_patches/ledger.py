@@ -70,7 +70,7 @@ class Ledger:
         """A request begins. `external_id` is vLLM's, `handle` that of the engine port."""
         wished = caller.operation or (external_id if handle is None else handle)
         visible, copies = wished, 1
-        while visible in self._names:
+        while any(other.finished is None for other in self._names.get(visible, ())):
             # Two clients may choose one id; an abort by it must not hit both.
             copies += 1
             visible = f"{wished}#{copies}"
@@ -183,11 +183,13 @@ class Ledger:
         return list(self._live.values())
 
     def find(self, name: str) -> Entry | None:
-        """The request with that id or name: a live one if there is, else the last that ended."""
-        found = self._names.get(name, ())
-        exact = [entry for entry in found if entry.id == name]
-        alive = [entry for entry in found if entry.finished is None]
-        return next((group[-1] for group in (exact, alive, found) if group), None)
+        """The request with that id, else one with that name: live ones first, then the last."""
+        found = self._names.get(name, [])
+        return max(
+            reversed(found),
+            key=lambda entry: (entry.id == name, entry.finished is None),
+            default=None,
+        )
 
     def snapshot(self, now: float, *, authoritative: bool) -> QueueSnapshot:
         """Every live request: those that run, then those that wait, in the order they will run."""

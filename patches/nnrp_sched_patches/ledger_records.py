@@ -69,7 +69,7 @@ class Entry(Struct, eq=False):
     """One request as its caller counts them."""
 
     id: str
-    """As users see it; unique among those that the ledger has."""
+    """As users see it; unique among the live ones."""
     caller: Caller
     source: Source
     submitted: float

@@ -168,6 +168,16 @@ def test_an_id_that_two_requests_choose_is_told_apart() -> None:
     assert ledger.find("twin") is first
 
 
+def test_an_id_that_is_free_again_is_given_again() -> None:
+    ledger = Ledger()
+    ledger.close(_opened(ledger, "one"), "gone", 20)
+    assert ledger.find("one") is not None
+    again = _opened(ledger, "one")
+    assert (again.id, ledger.find("one")) == ("one", again)
+    ledger.close(again, "gone", 30)
+    assert ledger.find("one") is again
+
+
 def test_finished_requests_are_forgotten_in_turn_and_leave_nothing() -> None:
     ledger = Ledger(finished_kept=2)
     for number in range(5):
