@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from nnrp_sched.cli.options import limits_from, listen_option, max_in_flight_option
+from nnrp_sched.cli.scheduling_policy import PRIORITY_POLICY, names_policy
 from nnrp_sched.cli.serving import serve_until_stopped
 from nnrp_sched.errors import StartError, UnsupportedVllm
 from nnrp_sched.server import ServerLimits
@@ -45,8 +46,9 @@ def command(
 ) -> None:
     """Start vLLM with an NNRP listener beside its HTTP server.
 
-    Everything after `--` goes to vLLM unchanged. Prints one JSON line on stdout when ready; all
-    logs, vLLM's included, go to stderr. SIGTERM drains, a second one aborts.
+    Everything after `--` goes to vLLM unchanged. With --patch-vllm, vLLM's queue is ordered by
+    priority unless you give a --scheduling-policy of your own. Prints one JSON line on stdout when
+    ready; all logs, vLLM's included, go to stderr. SIGTERM drains, a second one aborts.
 
     \b
     Examples:
@@ -54,6 +56,13 @@ def command(
       nnrp-sched run --patch-vllm --model Qwen/Qwen2.5-7B-Instruct -- --max-model-len 8192
     """
     endpoints = [parse_endpoint(text) for text in listen]
+    if patch_vllm and not names_policy(vllm_arguments):
+        click.echo(
+            f"nnrp-sched: vLLM starts with {' '.join(PRIORITY_POLICY)}, so that priorities count; "
+            "give one yourself after -- to have another",
+            err=True,
+        )
+        vllm_arguments = (*PRIORITY_POLICY, *vllm_arguments)
     stdout = _keep_stdout_for_ourselves()
     signal.signal(signal.SIGTERM, _terminate)
     anyio.run(
@@ -130,4 +139,5 @@ async def _run(
             },
             stdout=stdout,
             engine_failed=engine_failed,
+            observe_http=serving.observe_http,
         )

@@ -4,7 +4,6 @@ A family is chosen by version and confirmed by probes of the source; when the tw
 refuses (design, decision 4). Adding a family or a hook is adding rows here and one body elsewhere.
 """
 
-from enum import StrEnum
 from pathlib import Path
 
 from msgspec import Struct
@@ -12,32 +11,14 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from nnrp_sched.errors import UnsupportedVllm
+from nnrp_sched_patches.engine_hooks import ENGINE_HOOKS, ENGINE_RELIED_ON, KV_HOLDING_CONTAINERS
+from nnrp_sched_patches.frontend_hooks import FRONTEND_HOOKS, FRONTEND_RELIED_ON
+from nnrp_sched_patches.hook import Hook
 from nnrp_sched_patches.seam import Seam, SeamFault, SeamKind, verify
 from nnrp_sched_patches.version import InstalledVllm, installed_vllm
 
 _ASYNC_LLM = "vllm.v1.engine.async_llm"
-_ENGINE_CORE = "vllm.v1.engine.core"
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
-
-
-class HookForm(StrEnum):
-    """How a hook sits in vLLM; `hook_forms` has one maker for each."""
-
-    ADDED = "added"
-    """A new method that vLLM's utility RPC reaches by name; its seam is `absent`."""
-    AFTER = "after"
-    """Runs when the method has returned, with the instance and the result; changes neither."""
-
-
-class Hook(Struct, frozen=True):
-    """One change the layer makes to vLLM."""
-
-    name: str
-    """As hooks.md names it, for receipts and status."""
-    form: HookForm
-    seam: Seam
-    body: str
-    """`module:function` of the hook's body, imported when the hook is installed."""
 
 
 class Family(Struct, frozen=True):
@@ -67,45 +48,6 @@ class Binding(Struct, frozen=True):
     family: Family
 
 
-_HELLO_HOOKS = (
-    Hook(
-        name="F1",
-        form=HookForm.AFTER,
-        seam=Seam(_ASYNC_LLM, "AsyncLLM.__init__", SeamKind.FUNCTION, ("vllm_config",)),
-        body="nnrp_sched_patches.hello:register_engine",
-    ),
-    Hook(
-        name="E1.hello",
-        form=HookForm.ADDED,
-        seam=Seam(_ENGINE_CORE, "EngineCore.nnrp_hello", SeamKind.ABSENT),
-        body="nnrp_sched_patches.hello:engine_hello",
-    ),
-)
-
-_RELIED_ON = (
-    Seam(_ENGINE_CORE, "EngineCore", SeamKind.CLASS),
-    *(
-        Seam(_ENGINE_CORE, f"EngineCore.{name}", SeamKind.INSTANCE_ATTRIBUTE)
-        for name in ("vllm_config", "scheduler", "batch_queue_size", "step_fn")
-    ),
-    Seam(
-        _ENGINE_CORE,
-        "EngineCoreProc._handle_client_request",
-        SeamKind.FUNCTION,
-        ("request_type", "request"),
-    ),
-    Seam(
-        "vllm.v1.engine.core_client",
-        "AsyncMPClient.call_utility_async",
-        SeamKind.ASYNC_FUNCTION,
-        ("method",),
-    ),
-    Seam(_ASYNC_LLM, "AsyncLLM.engine_core", SeamKind.INSTANCE_ATTRIBUTE),
-    Seam(_ASYNC_LLM, "AsyncLLM.output_handler", SeamKind.INSTANCE_ATTRIBUTE),
-    Seam(_ASYNC_LLM, "AsyncLLM.errored", SeamKind.PROPERTY),
-    Seam(_SCHEDULER, "Scheduler", SeamKind.CLASS),
-)
-
 FAMILIES = (
     Family(
         name="0.31.x",
@@ -115,8 +57,8 @@ FAMILIES = (
             Seam(_SCHEDULER, "Scheduler._handle_blocked_waiting_request", SeamKind.FUNCTION),
             Seam(_ASYNC_LLM, "AsyncLLM.add_request", SeamKind.ASYNC_FUNCTION, ("kv_hints",)),
         ),
-        hooks=_HELLO_HOOKS,
-        relied_on=_RELIED_ON,
+        hooks=(*FRONTEND_HOOKS, *ENGINE_HOOKS),
+        relied_on=(*FRONTEND_RELIED_ON, *ENGINE_RELIED_ON, *KV_HOLDING_CONTAINERS),
     ),
 )
 
