@@ -3,7 +3,7 @@
 import json
 import time
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib import import_module
 from typing import Any
 
@@ -42,7 +42,10 @@ async def narrow(anyio_backend: str) -> AsyncIterator[Serving]:
         yield running
 
 
-async def _until(serving: Serving, wanted: Any) -> QueueSnapshot:
+Shown = dict[str, QueuedRequest]
+
+
+async def _until(serving: Serving, wanted: Callable[[Shown], bool]) -> QueueSnapshot:
     """The first snapshot that is as wanted."""
     while True:
         snapshot = await serving.engine.queue()
@@ -51,8 +54,8 @@ async def _until(serving: Serving, wanted: Any) -> QueueSnapshot:
         await checkpoint()
 
 
-def _states(ids: dict[str, str]) -> Any:
-    def reached(shown: dict[str, QueuedRequest]) -> bool:
+def _states(ids: dict[str, str]) -> Callable[[Shown], bool]:
+    def reached(shown: Shown) -> bool:
         return all(name in shown and shown[name].state == state for name, state in ids.items())
 
     return reached

@@ -14,7 +14,9 @@ from nnrp_sched.engine.records import AbortReceipt, ChatBody, ChatCall
 from nnrp_sched.engine.scripted import ScriptedEngine
 from nnrp_sched.observe.record import OperationRecord
 from nnrp_sched.profile import build_control, build_envelope
+from nnrp_sched.server import serve
 from nnrp_sched.server.trace import OperationTrace, observed, traceparent
+from nnrp_sched.transport import connect_carrier, parse_endpoint
 from nnrp_sched.wire import (
     MessageType,
     Packet,
@@ -206,6 +208,24 @@ async def test_a_submit_and_its_context_written_together_are_honoured(
     assert (record.outcome, record.traceparent) == ("completed", parent(2, 2))
     assert record.trace is not None
     assert (record.trace.scope, record.trace.late) == ("operation", False)
+
+
+async def test_they_are_honoured_over_a_socket_that_cuts_them_anywhere() -> None:
+    engine = _Engine()
+    with anyio.fail_after(SECONDS):
+        async with serve(engine, [parse_endpoint("nnrp://127.0.0.1:0")]) as server:
+            carrier = await connect_carrier(server.endpoints[0])
+            peer = RawPeer(carrier)
+            session_id = await peer.open()
+            wanted: list[str] = []
+            for number, padding in enumerate([0, 1000, 65_300, 262_000, 700_000, 3_000_000], 1):
+                document = build_envelope(body("x" * padding))
+                frame_id, submit = peer.wire.submit(session_id, document, operation_id=number)
+                await peer.send(submit + packet(session_id, frame_id, number, number))
+                wanted.append(parent(number, number))
+                await peer.until_terminal(frame_id)
+            await carrier.aclose()
+    assert [call.traceparent for call in engine.calls] == wanted
 
 
 async def test_a_context_after_the_dispatch_is_recorded_and_changes_nothing(
