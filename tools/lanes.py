@@ -80,8 +80,10 @@ def run(lanes: Sequence[Lane], command: Sequence[str]) -> int:
     if len(lanes) != 1 or not command:
         raise SetupError("usage: python -m tools.lanes run VERSION -- COMMAND…")
     (lane,) = lanes
-    if not lane.python.exists():
-        raise SetupError(f"lane {lane.version} is not built: python -m tools.lanes build")
+    if not _current(lane):
+        # It may hold another checkout of this project, which must not be what is run.
+        build_it = f"python -m tools.lanes build {lane.version}"
+        raise SetupError(f"lane {lane.version} is not current for {ROOT}: {build_it}")
     environment = lane.environment()
     os.execvpe(command[0], list(command), environment)
 
@@ -97,6 +99,9 @@ def test(lanes: Sequence[Lane], arguments: Sequence[str]) -> int:
         command = (str(lane.python), *PYTEST, *TESTED, *arguments)
         environment = {**lane.environment(), "PYTHONDONTWRITEBYTECODE": "1"}
         with steps.locked(ENGINE_LOCK):
+            if not lane.everyday:
+                # Another checkout may have taken the lane while this one waited.
+                lane_build.build(lane)
             code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         report.failed = report.failed or code != 0
         verdict = "passed" if code == 0 else f"FAILED with code {code}"

@@ -117,6 +117,16 @@ def test_a_current_lane_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert made == ["0.18.1"]
 
 
+def test_a_lane_that_holds_another_checkout_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_this_one(lane: Lane) -> bool:
+        return lane is not OLD
+
+    monkeypatch.setattr(lane_build, "current", not_this_one)
+    monkeypatch.setattr(lanes, "ROOT", Path("/another"))
+    with pytest.raises(SetupError, match=r"not current for /another: .* build 0\.18\.1"):
+        lanes.run([OLD], ["true"])
+
+
 def test_names_are_chosen_from_those_that_are_known() -> None:
     assert chosen([], {"a": 1, "b": 2}) == ["a", "b"]
     assert chosen(["b"], {"a": 1, "b": 2}) == ["b"]
