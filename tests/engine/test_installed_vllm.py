@@ -122,7 +122,7 @@ status = install.activate()
 assert status.active
 patched = slots()
 changed = {key for key in patched if before.get(key) is not patched[key]}
-hooked = {hook.seam.name.split(".")[-1] for hook in FAMILIES[-1].hooks}
+hooked = {hook.seam.name.split(".")[-1] for hook in bind_installed().family.hooks}
 assert {name for _, _, name in changed} == hooked, changed
 install.activate()
 again = slots()
