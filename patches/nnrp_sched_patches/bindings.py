@@ -102,7 +102,7 @@ FAMILIES = (
     Family(
         name="0.26.x",
         versions=">=0.26,<0.28",
-        tested=(),
+        tested=("0.26.0",),
         probes=(
             _has(*_SCHEDULE, "throttle_prefills"),
             _lacks(*_SUBMIT, "session_id"),
