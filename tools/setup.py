@@ -95,7 +95,7 @@ def build_environment() -> None:
 
 def prepare_model() -> None:
     """Fetch and convert the embedded model; quick when it is there already."""
-    say("preparing the embedded model SmolLM2-135M-Instruct (93 MB download, 20 to 60 s, once)")
+    say("looking for the embedded model SmolLM2-135M-Instruct (20 to 60 s where it is missing)")
     command = (str(PYTHON), "-m", "nnrp_sched_patches.embedded_model")
     if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
         raise SetupError("the embedded model could not be prepared; the lines above say why")

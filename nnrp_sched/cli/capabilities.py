@@ -14,7 +14,7 @@ from nnrp_sched.client import connect
 @click.option("--endpoint", default=DEFAULT_LISTEN, help="The server's address.")
 @click.option("--json", "as_json", is_flag=True, help="Print it on one line.")
 def command(endpoint: str, as_json: bool) -> None:
-    """Print the capability document of a server (seed 003, section 13)."""
+    """Print what a server declares: its models, its operations, its extensions."""
     document = anyio.run(_fetch, endpoint)
     click.echo(json.dumps(document, indent=None if as_json else 2))
 

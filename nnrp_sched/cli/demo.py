@@ -1,6 +1,8 @@
 """`nnrp-sched demo`: a real model over NNRP, from nothing to a cancelled operation."""
 
 import json
+import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -115,7 +117,8 @@ async def _talk(server: ServerProcess, tell: Callable[[str], None]) -> DemoRepor
                 tasks.start_soon(
                     _run_topic, session, ready["model"], number, counts, tell, cancelled.append
                 )
-        tell("\nThe other operations never noticed. Try it: nnrp-sched run --patch-vllm")
+        program = "nnrp-sched" if shutil.which("nnrp-sched") else sys.argv[0]
+        tell(f"\nThe other operations never noticed. Try it: {program} run --patch-vllm")
     return DemoReport(
         model=ready["model"],
         vllm=ready["vllm"],

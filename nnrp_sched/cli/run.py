@@ -32,7 +32,9 @@ _TERMINATED = 128 + signal.SIGTERM
 @click.option("--model", help="As vLLM's --model. Default: the embedded SmolLM2, on the CPU.")
 @listen_option
 @click.option(
-    "--http", default="127.0.0.1:8000", help="Where vLLM's own HTTP server listens, or `off`."
+    "--http",
+    default="127.0.0.1:8000",
+    help="Where vLLM's own HTTP server listens: HOST:PORT, or `off`.",
 )
 @max_in_flight_option
 @click.argument("vllm_arguments", nargs=-1, type=click.UNPROCESSED)
@@ -46,15 +48,21 @@ def command(
 ) -> None:
     """Start vLLM with an NNRP listener beside its HTTP server.
 
-    Everything after `--` goes to vLLM unchanged. With --patch-vllm, vLLM's queue is ordered by
-    priority unless you give a --scheduling-policy of your own. Prints one JSON line on stdout when
-    ready; all logs, vLLM's included, go to stderr. SIGTERM drains, a second one aborts.
+    Everything after `--` goes to vLLM unchanged; the model and the address of the HTTP server are
+    given by the flags below. With --patch-vllm, vLLM's queue is ordered by priority unless you give
+    a --scheduling-policy of your own. Prints one JSON line on stdout when ready; all logs, vLLM's
+    included, go to stderr. SIGTERM drains, a second one aborts.
 
     \b
     Examples:
       nnrp-sched run --patch-vllm
       nnrp-sched run --patch-vllm --model Qwen/Qwen2.5-7B-Instruct -- --max-model-len 8192
     """
+    if vllm_arguments and not vllm_arguments[0].startswith("-"):
+        raise click.UsageError(
+            f"Unexpected argument {vllm_arguments[0]!r}: a model is named with --model, and vLLM's"
+            " own flags come after `--`."
+        )
     endpoints = [parse_endpoint(text) for text in listen]
     if patch_vllm and not names_policy(vllm_arguments):
         click.echo(

@@ -39,6 +39,7 @@ from nnrp_sched.wire import (
 
 _SEND_QUEUE_BYTES = 8 * 1024 * 1024
 _CLOSE_SECONDS = 5.0
+_IS_IT_NNRP = "is it an NNRP endpoint, and not one for HTTP, say?"
 
 
 class _Opening:
@@ -178,9 +179,13 @@ class Connection:
         with anyio.move_on_after(seconds):
             await self._hello.wait()
         if self._lost is not None:
-            raise PeerUnreachable(f"the peer ended the connection at the hello: {self._lost}")
+            raise PeerUnreachable(
+                f"the peer ended the connection at the hello: {self._lost}; {_IS_IT_NNRP}"
+            )
         if not self._hello.is_set():
-            raise PeerUnreachable(f"the peer did not answer the hello in {seconds:g} s")
+            raise PeerUnreachable(
+                f"the peer did not answer the hello in {seconds:g} s; {_IS_IT_NNRP}"
+            )
 
     async def aclose(self) -> None:
         """Say CLOSE, hand over what waits, close the carrier."""

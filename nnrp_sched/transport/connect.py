@@ -25,5 +25,8 @@ async def connect_carrier(endpoint: Endpoint) -> Carrier:
                 lambda: SocketCarrier("tcp"), endpoint.host, endpoint.port
             )
     except OSError as error:
-        raise PeerUnreachable(f"nobody answers at {endpoint}: {error}") from error
+        raise PeerUnreachable(
+            f"nobody answers at {endpoint}: {error}; start a server there (nnrp-sched run), or name"
+            " the endpoint of one that runs"
+        ) from error
     return carrier

@@ -192,5 +192,8 @@ def _socket_file(path: str) -> tuple[int, int] | None:
 
 def _refusal(endpoint: Endpoint, error: OSError) -> StartError:
     if error.errno == errno.EADDRINUSE:
-        return StartError(f"cannot listen at {endpoint}: the address is in use")
+        return StartError(
+            f"cannot listen at {endpoint}: the address is in use; does a server run there already?"
+            " Choose another with --listen"
+        )
     return StartError(f"cannot listen at {endpoint}: {error.strerror or error}")

@@ -23,7 +23,9 @@ def parse_address(text: str) -> tuple[str, int]:
     host, separator, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
-        raise EndpointError(f"{text!r} is no HTTP address; write host:port, like 127.0.0.1:8000")
+        raise EndpointError(
+            f"{text!r} is no HTTP address; write host:port, like 127.0.0.1:8000, or off"
+        )
     return host, int(port)
 
 

@@ -114,30 +114,38 @@ async def launch(options: LaunchOptions) -> AsyncGenerator[Serving, None]:
         bound = None
         if options.http is not None:
             bound = stack.enter_context(contextlib.closing(bind_socket(options.http)))
-        arguments, defaults = await _command_line(options)
+        model, arguments, defaults = await _command_line(options)
         stack.enter_context(applied(forced, defaults))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nnrp-sched-"))
         if binding is not None:
             install.activate(binding)
             stack.callback(install.deactivate)
-        running = _running(installed, binding, arguments, bound, EngineErrors(Path(folder)))
+        running = _running(installed, binding, model, arguments, bound, EngineErrors(Path(folder)))
         yield await stack.enter_async_context(running)
 
 
-async def _command_line(options: LaunchOptions) -> tuple[list[str], dict[str, str]]:
-    """vLLM's command line, and the variables that its processes need where the user set none."""
+async def _command_line(options: LaunchOptions) -> tuple[str, list[str], dict[str, str]]:
+    """Model and flags for vLLM, and the variables its processes need where the user set none."""
     if options.model is not None:
-        return ["--model", options.model, *options.vllm_arguments], DEFAULTS
+        _check_folder(options.model)
+        return options.model, [*options.vllm_arguments], DEFAULTS
     folder = await anyio.to_thread.run_sync(embedded_model.prepare)
     embedded = embedded_model.engine_arguments(options.vllm_arguments)
     defaults = {**DEFAULTS, **embedded_model.ENVIRONMENT}
-    return ["--model", str(folder), *embedded, *options.vllm_arguments], defaults
+    return str(folder), [*embedded, *options.vllm_arguments], defaults
+
+
+def _check_folder(model: str) -> None:
+    """Refuse a path where nothing is: vLLM would take it for a malformed repository name."""
+    if model.startswith(("/", "./", "../")) and not Path(model).exists():
+        raise StartError(f"there is no model at {model}: no such folder")
 
 
 @contextlib.asynccontextmanager
 async def _running(
     installed: InstalledVllm,
     binding: bindings.Binding | None,
+    model: str,
     arguments: list[str],
     bound: socket.socket | None,
     errors: EngineErrors,
@@ -145,10 +153,10 @@ async def _running(
     vllm = ServingObjects(installed.root)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(children_gone())
-        with start_failures(errors), root_log_level_kept():
+        with start_failures(errors, model), root_log_level_kept():
             # Before the parse: vLLM takes its logging configuration into what it hands to children.
             stack.enter_context(applied(error_log(errors, arguments), {}))
-            parsed = parse_arguments(vllm, arguments)
+            parsed = parse_arguments(vllm, model, arguments)
             llm = await stack.enter_async_context(vllm["build_async_engine_client"](parsed))
             receipts = tuple(await hello_receipts(llm, _HELLO_WAIT_S)) if binding else ()
             tasks = await llm.get_supported_tasks()

@@ -30,19 +30,36 @@ _LOGGER = logging.getLogger(__name__)
 _CHILDREN_WAIT_S = 20.0
 
 
-def parse_arguments(vllm: ServingObjects, arguments: list[str]) -> Any:
-    """vLLM's own parse of its command line; raises StartError with the parser's words."""
+_OURS = {
+    "--host": "--http HOST:PORT",
+    "--port": "--http HOST:PORT",
+    "--uds": "--http HOST:PORT, or --listen unix:///PATH for NNRP",
+}
+"""vLLM flags that would be ignored, since the HTTP socket is bound here, with what to use."""
+
+
+def parse_arguments(vllm: ServingObjects, model: str, arguments: list[str]) -> Any:
+    """vLLM's own parse of its command line, for a model.
+
+    Raises StartError with the parser's words, and for a flag that would have no effect here.
+    """
     said = io.StringIO()
     parser = vllm["make_arg_parser"](vllm["FlexibleArgumentParser"]())
     try:
         with contextlib.redirect_stderr(said):
-            parsed = parser.parse_args(arguments)
+            parsed = parser.parse_args(["--model", model, *arguments])
             vllm["validate_parsed_serve_args"](parsed)
     except SystemExit as stop:
         if not stop.code:
             raise
         lines = said.getvalue().strip().splitlines() or ["no reason given"]
         raise StartError(f"vLLM does not take these arguments: {lines[-1]}") from stop
+    for flag, ours in _OURS.items():
+        name = flag.removeprefix("--")
+        if getattr(parsed, name, None) != parser.get_default(name):
+            raise StartError(f"vLLM's {flag} is not taken here: use {ours}, before the `--`")
+    if parsed.model != model or getattr(parsed, "model_tag", None) is not None:
+        raise StartError("the model is named with nnrp-sched's own --model, before the `--`")
     if (getattr(parsed, "api_server_count", None) or 1) > 1:
         raise StartError("one API server process serves NNRP: leave --api-server-count out")
     # As vLLM's own server does before it builds the engine.
@@ -127,8 +144,8 @@ async def control_over(
 
 
 @contextlib.contextmanager
-def start_failures(errors: EngineErrors) -> Generator[None]:
-    """Turn whatever stops vLLM's start into a StartError that names the reason."""
+def start_failures(errors: EngineErrors, model: str) -> Generator[None]:
+    """Turn whatever stops vLLM's start into a StartError that names model and reason."""
     try:
         yield
     except NnrpSchedError:
@@ -138,7 +155,7 @@ def start_failures(errors: EngineErrors) -> Generator[None]:
         logged = errors.last()
         if logged is not None and logged not in reason:
             reason = f"{logged} ({reason})"
-        raise StartError(f"vLLM did not start: {reason}") from error
+        raise StartError(f"vLLM did not start with {model}: {reason}") from error
 
 
 @contextlib.contextmanager

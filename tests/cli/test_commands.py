@@ -113,6 +113,7 @@ def test_an_unreachable_server_exits_with_5_and_names_the_address(tmp_path: Any)
     done = run("chat", "hello", "--endpoint", f"unix://{tmp_path}/nobody.sock")
     assert done.returncode == 5
     assert "nobody.sock" in done.stderr
+    assert "nnrp-sched run" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -120,6 +121,14 @@ def test_an_endpoint_that_is_none_exits_with_2() -> None:
     done = run("chat", "hello", "--endpoint", "http://127.0.0.1:1")
     assert done.returncode == 2
     assert "http" in done.stderr
+
+
+def test_a_model_without_its_flag_exits_with_2_and_names_the_flag() -> None:
+    for arguments in (("some/model",), ("--", "some/model", "--enforce-eager")):
+        done = run("run", "--patch-vllm", *arguments)
+        assert done.returncode == 2
+        assert "some/model" in done.stderr
+        assert "--model" in done.stderr
 
 
 def test_an_unknown_flag_exits_with_2() -> None:

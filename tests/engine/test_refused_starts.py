@@ -29,10 +29,32 @@ async def test_a_flag_that_vllm_does_not_have() -> None:
     assert "--no-such-flag" in text
 
 
-async def test_a_model_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        (("--port", "8001"), "--http"),
+        (("--host=0.0.0.0",), "--http"),
+        (("--uds", "/tmp/a.sock"), "--listen"),
+        (("--model", "another"), "--model"),
+        (("--enforce-eager", "another"), "--model"),
+    ],
+)
+async def test_a_flag_that_would_be_ignored_is_refused_with_what_to_use(
+    arguments: tuple[str, ...], instead: str
+) -> None:
+    assert instead in await _refusal(LaunchOptions(model="m", vllm_arguments=arguments))
+
+
+async def test_a_model_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    text = await _refusal(LaunchOptions(model=str(tmp_path / "no-such-model")))
+    text = await _refusal(LaunchOptions(model="nobody/no-such-model"))
     assert "no-such-model" in text
+
+
+async def test_a_model_folder_that_is_not_there(tmp_path: Path) -> None:
+    text = await _refusal(LaunchOptions(model=str(tmp_path / "no-such-folder")))
+    assert "no such folder" in text
+    assert "no-such-folder" in text
 
 
 async def test_a_taken_http_port_shows_before_the_engine_starts() -> None:

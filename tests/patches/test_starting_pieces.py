@@ -166,7 +166,7 @@ def test_a_failed_start_names_the_engines_own_error(tmp_path: Path) -> None:
     (tmp_path / "errors.log").write_text("ValueError: the model is too long\n")
     with (
         pytest.raises(StartError, match="the model is too long") as failure,
-        start_failures(errors),
+        start_failures(errors, "some/model"),
     ):
         raise RuntimeError("Engine core initialization failed.")
     assert "Engine core initialization failed." in str(failure.value)
