@@ -12,7 +12,8 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from nnrp_sched_patches.bindings import FAMILIES, Family, Hook, family_of
+from nnrp_sched_patches.bindings import FAMILIES, Family, family_of
+from nnrp_sched_patches.hook import Hook
 from nnrp_sched_patches.native_features import NATIVE, NativeFeature
 from nnrp_sched_patches.seam import Seam
 from tools import steps

@@ -15,13 +15,14 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from bench.streams.chunks import LENGTH, LOOPBACK, Addresses, chunks
+from nnrp_sched.engine.opaque import OpaqueQueue
 from nnrp_sched.engine.port import AbortReceipt, ChatBody, ChatCall, EngineDescription
 from nnrp_sched.server import serve
 from nnrp_sched.transport import Carrier, Outbox, background_tasks, listen
 from nnrp_sched.wire import Reply, ServerConnection, SessionOpenReceived, SubmitReceived
 
 
-class ChunkEngine:
+class ChunkEngine(OpaqueQueue):
     """An engine that serves `chunks`; the body says how many and how far apart."""
 
     description = EngineDescription(family="bench", models=("bench",), tool_calls=False)

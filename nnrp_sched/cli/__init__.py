@@ -13,6 +13,8 @@ COMMANDS: dict[str, str] = {
     "run": "Start vLLM with an NNRP listener beside its HTTP server.",
     "serve": "Serve the scripted engine: the same server without vLLM.",
     "chat": "Send one chat to a server and print the answer.",
+    "ps": "Show what runs and waits in a server's engine.",
+    "cancel": "End operations in a server's engine, with receipts.",
     "capabilities": "Print a server's capability document.",
     "doctor": "Check what is installed and say what to do about it.",
     "demo": "Start vLLM with the embedded model and chat with it, several times at once.",

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from nnrp_sched.cli.options import limits_from, listen_option, max_in_flight_option
+from nnrp_sched.cli.scheduling_policy import PRIORITY_POLICY, names_policy
 from nnrp_sched.cli.serving import serve_until_stopped
 from nnrp_sched.errors import StartError, UnsupportedVllm
 from nnrp_sched.server import ServerLimits
@@ -47,8 +48,9 @@ def command(
     """Start vLLM with an NNRP listener beside its HTTP server.
 
     Everything after `--` goes to vLLM unchanged; the model and the address of the HTTP server are
-    given by the flags below. Prints one JSON line on stdout when ready; all
-    logs, vLLM's included, go to stderr. SIGTERM drains, a second one aborts.
+    given by the flags below. With --patch-vllm, vLLM's queue is ordered by priority unless you give
+    a --scheduling-policy of your own. Prints one JSON line on stdout when ready; all logs, vLLM's
+    included, go to stderr. SIGTERM drains, a second one aborts.
 
     \b
     Examples:
@@ -61,6 +63,13 @@ def command(
             " own flags come after `--`."
         )
     endpoints = [parse_endpoint(text) for text in listen]
+    if patch_vllm and not names_policy(vllm_arguments):
+        click.echo(
+            f"nnrp-sched: vLLM starts with {' '.join(PRIORITY_POLICY)}, so that priorities count; "
+            "give one yourself after -- to have another",
+            err=True,
+        )
+        vllm_arguments = (*PRIORITY_POLICY, *vllm_arguments)
     stdout = _keep_stdout_for_ourselves()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _terminate)
@@ -141,4 +150,5 @@ async def _run(
             },
             stdout=stdout,
             engine_failed=engine_failed,
+            observe_http=serving.observe_http,
         )

@@ -21,7 +21,10 @@ from nnrp_sched.transport import parse_endpoint
 )
 @listen_option
 @max_in_flight_option
-def command(engine: str, listen: tuple[str, ...], max_in_flight: int) -> None:
+@click.option(
+    "--slots", type=click.IntRange(1), help="Chats that run at once; the others wait. Default: all."
+)
+def command(engine: str, listen: tuple[str, ...], max_in_flight: int, slots: int | None) -> None:
     """Serve the scripted engine: the same server without vLLM.
 
     Prints one JSON line when ready.
@@ -31,7 +34,7 @@ def command(engine: str, listen: tuple[str, ...], max_in_flight: int) -> None:
       nnrp-sched serve --engine scripted --listen nnrp://127.0.0.1:0
     """
     endpoints = [parse_endpoint(text) for text in listen]
-    scripted = ScriptedEngine()
+    scripted = ScriptedEngine(slots=slots)
     anyio.run(
         partial(
             serve_until_stopped,

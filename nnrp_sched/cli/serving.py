@@ -1,5 +1,6 @@
 """What `run` and `serve` share: listen, announce, and go down on a signal."""
 
+import contextlib
 import json
 import signal
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,6 +11,9 @@ from anyio.abc import TaskStatus
 
 from nnrp_sched.engine.port import Engine
 from nnrp_sched.errors import EngineLost
+from nnrp_sched.observe.observers import Observer, Observers
+from nnrp_sched.observe.otlp import exported
+from nnrp_sched.observe.spans import SpanObserver
 from nnrp_sched.server import Server, ServerLimits, serve
 from nnrp_sched.transport import Endpoint, background_tasks
 
@@ -51,14 +55,22 @@ async def serve_until_stopped(
     announcement: dict[str, Any],
     stdout: TextIO,
     engine_failed: EngineFailed | None = None,
+    observe_http: Callable[[Observer], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; the first one drains, a second one aborts.
 
     Writes the readiness line, one JSON object, to `stdout`. Raises `StartError` when an endpoint
-    cannot be opened and `EngineLost` when the engine ends first.
+    cannot be opened and `EngineLost` when the engine ends first. Each operation becomes spans, and
+    through `observe_http` those beside NNRP too.
     """
     stop = _Stop()
-    async with background_tasks() as tasks, serve(engine, endpoints, limits) as server:
+    async with contextlib.AsyncExitStack() as stack:
+        # The engine runs by now: if it has set a tracer provider, the spans go there.
+        observers = Observers([SpanObserver(await stack.enter_async_context(exported()))])
+        if observe_http is not None:
+            observe_http(observers)
+        tasks = await stack.enter_async_context(background_tasks())
+        server = await stack.enter_async_context(serve(engine, endpoints, limits, [observers]))
         await tasks.start(stop.on_signals)
         if engine_failed is not None:
             tasks.start_soon(stop.on_engine, engine_failed)

@@ -8,6 +8,7 @@ import anyio
 from msgspec import Struct
 
 from nnrp_sched.client.inbox import Inbox, Terminal
+from nnrp_sched.client.trace import SpanReference
 from nnrp_sched.errors import ConnectionLost, NnrpSchedError, ProfileStreamError, ReaderTooSlow
 from nnrp_sched.profile import (
     Cancelled,
@@ -20,6 +21,7 @@ from nnrp_sched.profile import (
     Usage,
     decode_event,
 )
+from nnrp_sched.profile.scheduling import Reprioritized
 from nnrp_sched.wire import DropReason, OperationFailed, ResultDropped, ResultReceived
 
 Status = Literal["completed", "error", "cancelled", "dropped"]
@@ -44,6 +46,8 @@ class Outcome(Struct, frozen=True):
 class Submission(Struct, frozen=True):
     """An operation on the wire."""
 
+    name: str
+    """The id by which users see and cancel it, `<session>.<frame>`."""
     frame_id: int
     operation_id: int
     inbox: Inbox
@@ -60,7 +64,9 @@ class Operations(Protocol):
         """Leave a place unused."""
         ...
 
-    def submit(self, document: bytes) -> Submission:
+    def submit(
+        self, document: bytes, *, newest_only: bool, span: SpanReference | None
+    ) -> Submission:
         """Send the document as a new operation in a place taken before."""
         ...
 
@@ -70,6 +76,10 @@ class Operations(Protocol):
 
     def abandon(self, frame_id: int) -> None:
         """Like `cancel`, from any thread, at any time."""
+        ...
+
+    async def reprioritize(self, name: str, priority: int) -> Reprioritized:
+        """Ask the server to change an operation's priority."""
         ...
 
 
@@ -85,9 +95,22 @@ class Chat:
     sends what the profile does not allow, and `ReaderTooSlow`.
     """
 
-    def __init__(self, operations: Operations, document: bytes) -> None:
+    def __init__(
+        self,
+        operations: Operations,
+        document: bytes,
+        *,
+        newest_only: bool = False,
+        span: SpanReference | None = None,
+    ) -> None:
+        """With `newest_only`, events that nobody read in time give way to newer ones.
+
+        `span` is the parent of what the server does.
+        """
         self._operations = operations
         self._document = document
+        self._newest_only = newest_only
+        self._span = span
         self._submission: Submission | None = None
         self._waiting: list[anyio.CancelScope] = []
         """The readers that wait for a place in the session."""
@@ -96,6 +119,11 @@ class Chat:
         self._usage: dict[str, Any] | None = None
         self._outcome: Outcome | None = None
         self._failure: NnrpSchedError | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The id that `ps` shows and `cancel` takes, once submitted."""
+        return self._submission.name if self._submission is not None else None
 
     @property
     def operation_id(self) -> int | None:
@@ -126,6 +154,15 @@ class Chat:
         elif self._outcome is None:
             self._send_cancel(reason)
         return await self.result()
+
+    async def reprioritize(self, priority: int) -> Reprioritized:
+        """Change the priority while it waits; lower is sooner.
+
+        A chat that was not submitted yet is unknown to the server. Raises as `Session.queue` does.
+        """
+        if self._submission is None:
+            return Reprioritized("", applied=False, reason="unknown")
+        return await self._operations.reprioritize(self._submission.name, priority)
 
     # --- iteration ------------------------------------------------------------------------------
 
@@ -202,7 +239,9 @@ class Chat:
         if self._submission is not None or self._outcome is not None:
             self._operations.give_place_back()
             return
-        self._submission = self._operations.submit(self._document)
+        self._submission = self._operations.submit(
+            self._document, newest_only=self._newest_only, span=self._span
+        )
         self._end_waiting()
 
     def _end_waiting(self) -> None:

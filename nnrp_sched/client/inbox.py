@@ -19,11 +19,12 @@ class Inbox:
 
     __slots__ = ("_documents", "_limit", "_terminal", "_waiters", "overflowed")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, newest_only: bool = False) -> None:
+        """Hold up to `limit` documents; with `newest_only`, one that a newer one replaces."""
         self.overflowed = False
         """Set when a document found the inbox full; it and all later ones were left out."""
         self._limit = limit
-        self._documents: deque[bytes] = deque()
+        self._documents: deque[bytes] = deque(maxlen=1 if newest_only else None)
         self._terminal: Terminal | None = None
         self._waiters: list[asyncio.Future[None]] = []
 

@@ -3,15 +3,21 @@
 import asyncio
 import itertools
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
 import anyio
 
 from nnrp_sched.client.chat import Chat, Submission
+from nnrp_sched.client.control import answer_of, refusal, told
 from nnrp_sched.client.inbox import Inbox, Terminal
+from nnrp_sched.client.trace import SpanReference, parse_traceparent
 from nnrp_sched.errors import ConnectionLost, ProfileStreamError
 from nnrp_sched.profile import build_control, build_envelope
+from nnrp_sched.profile.control_bodies import AbortBody, ReprioritizeBody, WatchBody
+from nnrp_sched.profile.events import QueueChanged
+from nnrp_sched.profile.scheduling import AbortReceipt, QueueSnapshot, Reprioritized
+from nnrp_sched.profile.workflow import PRIORITY, WORKFLOW, Workflow
 from nnrp_sched.transport import Outbox
 from nnrp_sched.wire import CancelReason, ClientConnection
 
@@ -50,14 +56,25 @@ class Session:
         request_id: str | None = None,
         timeout_ms: int | None = None,
         diagnostics: bool | None = None,
+        workflow: Workflow | None = None,
+        priority: int | None = None,
         extensions: Mapping[str, Any] | None = None,
+        traceparent: str | None = None,
     ) -> Chat:
         """A chat completion, `chat.completions.create`.
 
         `body` is an OpenAI chat request; `stream`, when given, sets its field of that name.
-        `timeout_ms` is the server's limit for the whole operation. `extensions` are further keys
-        of the envelope's `nnrp` object. Nothing is sent before the chat is read.
+        `timeout_ms` is the server's limit for the whole operation. `workflow` says which program
+        and agent asks, `priority` (lower is sooner) counts where the server declares
+        `nnrp.priority`. `extensions` are further keys of the envelope's `nnrp` object.
+        `traceparent` makes the operation a child of that W3C span, of whose trace id the low 64
+        bits travel; raises `ValueError` for a malformed one. Nothing is sent before the chat is
+        read.
         """
+        span = None if traceparent is None else parse_traceparent(traceparent)
+        known = {WORKFLOW: told(workflow), PRIORITY: priority}
+        policy = {name: value for name, value in known.items() if value is not None}
+        policy.update(extensions or {})
         fields = dict(body)
         if stream is not None:
             fields["stream"] = stream
@@ -66,9 +83,9 @@ class Session:
             request_id=request_id,
             timeout_ms=timeout_ms,
             diagnostics=diagnostics,
-            extensions=dict(extensions) if extensions is not None else None,
+            extensions=policy or None,
         )
-        return Chat(self, document)
+        return Chat(self, document, span=span)
 
     def control(self, operation: str, body: Mapping[str, Any] | None = None) -> Chat:
         """A request of `nnrp-sched-control/1`, answered by one document."""
@@ -85,6 +102,47 @@ class Session:
             raise ProfileStreamError(f"the server has no capability document to give: {why}")
         return outcome.body
 
+    # --- scheduling: these raise `ProfileError` when the server refuses, or `ConnectionLost` ------
+
+    async def queue(self) -> QueueSnapshot:
+        """Every live request of the server that this client may see."""
+        return await answer_of(self.control("queue.snapshot"), QueueSnapshot)
+
+    async def watch_queue(self, *, per_second: float = 10.0) -> AsyncGenerator[QueueSnapshot]:
+        """The queue now and whenever it has changed, at most so often.
+
+        A reader that takes its time gets the newest snapshot next. Never ends by itself; to end it
+        at an exact moment, close the generator (`contextlib.aclosing`).
+        """
+        document = build_control("queue.watch", told(WatchBody(per_second)) or {})
+        async with Chat(self, document, newest_only=True) as watch:
+            async for event in watch:
+                if isinstance(event, QueueChanged):
+                    yield event.snapshot
+            assert watch.outcome is not None
+            raise refusal("queue.watch", watch.outcome)
+
+    async def abort_operations(
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        program: str | None = None,
+        agent: str | None = None,
+    ) -> list[AbortReceipt]:
+        """End operations in the engine, by their ids or by the program or agent they belong to.
+
+        Exactly one of the three is to be given. One receipt comes for each id, or for each
+        operation that was live. Whoever submitted them sees them end as cancelled.
+        """
+        wanted = AbortBody(list(ids) if ids is not None else None, program, agent)
+        answer = self.control("operation.abort", told(wanted))
+        return await answer_of(answer, list[AbortReceipt], member="receipts")
+
+    async def reprioritize(self, name: str, priority: int) -> Reprioritized:
+        """Change the priority (lower is sooner) of an operation that waits."""
+        wanted = told(ReprioritizeBody(name, priority))
+        return await answer_of(self.control("operation.reprioritize", wanted), Reprioritized)
+
     # --- for chats ------------------------------------------------------------------------------
 
     async def take_place(self) -> None:
@@ -95,8 +153,10 @@ class Session:
         """Leave a place unused."""
         self._places.release()
 
-    def submit(self, document: bytes) -> Submission:
-        """Send a document as a new operation in a place taken before."""
+    def submit(
+        self, document: bytes, *, newest_only: bool = False, span: SpanReference | None = None
+    ) -> Submission:
+        """Send a document as a new operation, a child of `span`, in a place taken before."""
         if self._lost is not None:
             self._places.release()
             raise self._lost
@@ -106,9 +166,15 @@ class Session:
         except BaseException:
             self._places.release()
             raise
-        inbox = self._inboxes[frame_id] = Inbox(_MAX_BUFFERED_EVENTS)
+        inbox = self._inboxes[frame_id] = Inbox(_MAX_BUFFERED_EVENTS, newest_only=newest_only)
+        if span is not None:
+            # In one piece with the submit: it counts only until the server calls its engine.
+            data += self._wire.trace_context(
+                self.session_id, frame_id, span.trace_id, span.span_id, flags=span.flags
+            )
         self._outbox.put(data)
-        return Submission(frame_id, operation_id, inbox)
+        name = f"{self.session_id}.{frame_id}"
+        return Submission(name, frame_id, operation_id, inbox)
 
     def cancel(self, frame_id: int, reason: str) -> None:
         """Send CANCEL for a frame; one that has ended needs none."""

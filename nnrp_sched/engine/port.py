@@ -4,60 +4,31 @@ A chat body goes in as OpenAI wrote it; what comes out are OpenAI chat chunks or
 completion. No NNRP term crosses the port in either direction (seed 000, section 1).
 """
 
-from collections.abc import AsyncGenerator
-from typing import Any, Literal, Protocol
+from collections.abc import AsyncGenerator, Sequence
+from typing import Literal, Protocol
 
-from msgspec import Struct
+from nnrp_sched.engine.records import (
+    AbortReceipt,
+    AbortState,
+    ChatBody,
+    ChatCall,
+    EngineDescription,
+    QueueSnapshot,
+    Reprioritized,
+)
 
-ChatBody = dict[str, Any]
-"""A decoded OpenAI object: a chat request body, a chat.completion or a chat.completion.chunk."""
-
-AbortState = Literal[
-    "admitting", "waiting", "blocked", "running", "preempted", "finished", "unknown"
+__all__ = [
+    "AbortBy",
+    "AbortReceipt",
+    "AbortState",
+    "ChatBody",
+    "ChatCall",
+    "Engine",
+    "EngineDescription",
 ]
-"""Where a request stood when its abort reached the engine (design, decision 5)."""
 
-
-class ChatCall(Struct, frozen=True):
-    """One chat to serve."""
-
-    request_id: str
-    """Unique among the calls in flight; the handle for `Engine.abort`."""
-    body: ChatBody
-    """The request exactly as the client wrote it, `stream` included."""
-    priority: int = 0
-    """The engine's request priority; lower is sooner."""
-    traceparent: str | None = None
-    """A W3C traceparent for engines that take trace headers."""
-
-
-class AbortReceipt(Struct, frozen=True):
-    """What an abort did."""
-
-    request_id: str
-    state: AbortState
-    accepted: bool
-    """True when this abort took the request out."""
-    authoritative: bool
-    """True when the scheduler itself said so; False when the engine only took the call."""
-    tokens: int | None
-    """Output tokens produced until then, when known."""
-    latency_ms: float
-
-
-class EngineDescription(Struct, frozen=True):
-    """What an engine serves and which software it is."""
-
-    family: str
-    """`vllm` or `scripted`."""
-    models: tuple[str, ...]
-    """Model ids as clients name them in the body."""
-    tool_calls: bool
-    """Whether tool calls can come out of a chat."""
-    version: str | None = None
-    """The engine software's own version."""
-    binding: str | None = None
-    """The patch layer's family for that version, when it is active."""
+AbortBy = Literal["id", "program", "agent"]
+"""What the names given to `Engine.abort_operations` are."""
 
 
 class Engine(Protocol):
@@ -84,5 +55,22 @@ class Engine(Protocol):
         ...
 
     async def abort(self, request_id: str) -> AbortReceipt:
-        """Stop a call, whatever its state; an unknown id gets a receipt too."""
+        """Stop a call by its handle, whatever its state; an unknown one gets a receipt too."""
+        ...
+
+    async def abort_operations(self, ids: Sequence[str], *, by: AbortBy) -> list[AbortReceipt]:
+        """Stop live requests by what users know of them, whichever door they came in by.
+
+        `by` id: the ids of snapshots (`ChatCall.visible_id`); one receipt for each, in that order,
+        the unknown ones too. By program or agent: one receipt for each live request whose caller
+        has exactly that name. Receipts carry the ids that users see.
+        """
+        ...
+
+    async def queue(self) -> QueueSnapshot:
+        """Every live request, of every door, those that wait in the order they will run."""
+        ...
+
+    async def reprioritize(self, request_id: str, priority: int) -> Reprioritized:
+        """Change a waiting request's priority (lower is sooner) by its id as users see it."""
         ...

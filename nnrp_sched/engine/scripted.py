@@ -5,17 +5,26 @@ of the NNRP suite's recipes: `example-model`, `backend-error` (fails with status
 `reference-model` (its answer is a single delta).
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from itertools import zip_longest
-from typing import Final
+from typing import Final, Literal
 
 import anyio
 import anyio.lowlevel
-from msgspec import Struct, field
 
-from nnrp_sched.engine.port import AbortReceipt, AbortState, ChatBody, ChatCall, EngineDescription
+from nnrp_sched.engine.port import AbortBy
+from nnrp_sched.engine.records import (
+    AbortReceipt,
+    ChatBody,
+    ChatCall,
+    EngineDescription,
+    QueueSnapshot,
+    Reprioritized,
+)
 from nnrp_sched.engine.script import Plan, plan
+from nnrp_sched.engine.scripted_queue import Clock, LiveCall, ScriptedQueue
 from nnrp_sched.errors import BackendError
 from nnrp_sched.profile import ChatAssembly
 from nnrp_sched.profile.json_values import is_object
@@ -25,23 +34,41 @@ CREATED: Final = 1_700_000_000
 """`created` of every answer: the same request gives the same bytes."""
 
 Sleep = Callable[[float], Awaitable[None]]
+Policy = Literal["priority", "fcfs"]
 
 
-class _Live(Struct):
-    """A call in flight."""
-
-    aborted: anyio.Event = field(default_factory=anyio.Event)
-    tokens: int = 0
+def _milliseconds() -> float:
+    return time.monotonic_ns() / 1e6
 
 
 class ScriptedEngine:
     """An `Engine` that plays scripts. Nothing of a call is kept once it has ended."""
 
-    def __init__(self, *, models: Iterable[str] = MODELS, sleep: Sleep = anyio.sleep) -> None:
-        """Serve these models; `sleep` takes seconds and makes every delay of the scripts."""
-        self._description = EngineDescription("scripted", tuple(models), tool_calls=True)
+    def __init__(
+        self,
+        *,
+        models: Iterable[str] = MODELS,
+        sleep: Sleep = anyio.sleep,
+        slots: int | None = None,
+        policy: Policy = "priority",
+        clock: Clock = _milliseconds,
+    ) -> None:
+        """Serve these models.
+
+        `sleep` takes seconds and makes every delay of the scripts. `slots` calls run at once (None:
+        all of them), the others wait in the order of `policy`. `clock` gives the times of
+        snapshots.
+        """
+        self._description = EngineDescription(
+            "scripted",
+            tuple(models),
+            tool_calls=True,
+            priority_policy=policy,
+            live_queue=True,
+        )
         self._sleep = sleep
-        self._live: dict[str, _Live] = {}
+        self._clock = clock
+        self._queue = ScriptedQueue(slots, policy, clock)
 
     @property
     def description(self) -> EngineDescription:
@@ -66,35 +93,39 @@ class ScriptedEngine:
 
     async def abort(self, request_id: str) -> AbortReceipt:
         """End a call; it then finishes with what it has, finish_reason `abort`."""
-        live = self._live.get(request_id)
-        if live is None:
-            return AbortReceipt(request_id, "unknown", False, True, None, 0.0)
-        if live.aborted.is_set():
-            return AbortReceipt(request_id, "finished", False, True, live.tokens, 0.0)
-        live.aborted.set()
-        state: AbortState = "running" if live.tokens else "waiting"
-        return AbortReceipt(request_id, state, True, True, live.tokens, 0.0)
+        return self._queue.abort(request_id)
+
+    async def abort_operations(self, ids: Sequence[str], *, by: AbortBy) -> list[AbortReceipt]:
+        """End calls by what users know of them."""
+        return self._queue.abort_operations(tuple(ids), by)
+
+    async def queue(self) -> QueueSnapshot:
+        """Every live call: the running ones as they began, then the waiting ones by their turn."""
+        return self._queue.snapshot()
+
+    async def reprioritize(self, request_id: str, priority: int) -> Reprioritized:
+        """Sort a waiting call in anew."""
+        return self._queue.reprioritize(request_id, priority)
 
     async def _chunks(
         self, call: ChatCall, *, include_usage: bool
     ) -> AsyncGenerator[ChatBody, None]:
         self._check_model(call.body.get("model"))
-        if call.request_id in self._live:
-            raise BackendError(f"Request id {call.request_id} already running.", status=400)
         work = plan(call.body)
         if work.script.fail_status is not None and work.script.fail_after is None:
             raise _scripted_failure(work)
-        live = self._live[call.request_id] = _Live()
+        live = self._queue.enter(call)
         try:
+            await live.go.wait()
             async with aclosing(self._choices(work, live)) as choices:
                 async for choice in choices:
                     yield _chunk(call, [choice])
             if include_usage:
                 yield _chunk(call, [], usage=_usage(work, live))
         finally:
-            del self._live[call.request_id]
+            self._queue.leave(live)
 
-    async def _choices(self, work: Plan, live: _Live) -> AsyncGenerator[ChatBody, None]:
+    async def _choices(self, work: Plan, live: LiveCall) -> AsyncGenerator[ChatBody, None]:
         """Every chunk's choice: the roles, the content in turns, the finish reasons."""
         indexes = range(work.choices)
         for index in indexes:
@@ -108,7 +139,7 @@ class ScriptedEngine:
             await self._pause(work.script.delay_ms / 1000, live)
             if live.aborted.is_set():
                 break
-            live.tokens += 1
+            live.count_token(self._clock())
             yield _choice(index, delta, token_ids=None)
         if live.tokens == work.script.fail_after and not live.aborted.is_set():
             raise _scripted_failure(work)
@@ -118,7 +149,7 @@ class ScriptedEngine:
             reason = "abort" if live.aborted.is_set() else work.finish_reason(index)
             yield _choice(index, {"content": ""}, finish_reason=reason, stop_reason=None)
 
-    async def _pause(self, seconds: float, live: _Live) -> None:
+    async def _pause(self, seconds: float, live: LiveCall) -> None:
         """Let the others run; with a delay, also wait for it or for the abort."""
         if not seconds:
             await anyio.lowlevel.checkpoint()
@@ -162,7 +193,7 @@ def _chunk(call: ChatCall, choices: list[ChatBody], **members: object) -> ChatBo
     }
 
 
-def _usage(work: Plan, live: _Live) -> ChatBody:
+def _usage(work: Plan, live: LiveCall) -> ChatBody:
     return {
         "prompt_tokens": work.prompt_tokens,
         "total_tokens": work.prompt_tokens + live.tokens,

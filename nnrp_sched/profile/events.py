@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from nnrp_sched.errors import ProfileStreamError
 from nnrp_sched.profile.json_values import JsonObject, is_array, is_object
+from nnrp_sched.profile.scheduling import QueueSnapshot
 
 Index = Annotated[int, Meta(ge=0)]
 Identity = Annotated[str, Meta(min_length=1)]
@@ -155,6 +156,12 @@ class Diagnostics(Struct, frozen=True, gc=False, tag_field="type", tag="response
     diagnostics: JsonObject
 
 
+class QueueChanged(Struct, frozen=True, gc=False, tag_field="type", tag="response.queue"):
+    """The engine's queue looks different now; only `queue.watch` of the control schema sends it."""
+
+    snapshot: QueueSnapshot
+
+
 class Unknown(Struct, frozen=True, gc=False):
     """A well-formed event of a type this version does not know; readers ignore it."""
 
@@ -174,6 +181,7 @@ KnownEvent = (
     | Error
     | Cancelled
     | Diagnostics
+    | QueueChanged
 )
 Event = KnownEvent | Unknown
 ToolCallEvent = ToolCallStarted | ToolCallDelta | ToolCallCompleted | ToolCallError

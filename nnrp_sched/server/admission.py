@@ -10,16 +10,36 @@ _SESSION_IDS = 2**32 - 1
 class Admission:
     """The live operations of one server by engine request id, and its next session id."""
 
-    def __init__(self, max_operations: int) -> None:
+    def __init__(self, max_operations: int, max_control_operations: int) -> None:
         self.draining = False
         """Set once the server goes down: no session and no operation starts any more."""
         self._max_operations = max_operations
+        self._max_control_operations = max_control_operations
+        self._control_operations = 0
         self._live: set[str] = set()
         self._renamed = itertools.count(1)
         self._sessions = itertools.count()
 
     def __len__(self) -> int:
         return len(self._live)
+
+    @property
+    def control_operations(self) -> int:
+        """Control requests running now."""
+        return self._control_operations
+
+    def admit_control(self) -> None:
+        """Take a place for a control request; raises `ProfileError` when all are taken."""
+        if self._control_operations >= self._max_control_operations:
+            raise profile_error(
+                "adapter_operation_limit",
+                f"this server runs {self._max_control_operations} control requests at once",
+            )
+        self._control_operations += 1
+
+    def release_control(self) -> None:
+        """Give the place of a control request back."""
+        self._control_operations -= 1
 
     def next_session_id(self) -> int:
         """A session id this server did not use before, 1 to 2**32 - 1.

@@ -8,16 +8,16 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from nnrp_sched.engine.port import Engine
 from nnrp_sched.errors import ProfileError
-from nnrp_sched.profile import encode_event, error_document, parse_envelope, profile_error
-from nnrp_sched.server import control
-from nnrp_sched.server.admission import Admission
+from nnrp_sched.server.arrivals import Arrivals
 from nnrp_sched.server.channel import FrameChannel
 from nnrp_sched.server.ending import Ending
-from nnrp_sched.server.limits import ServerLimits
+from nnrp_sched.server.intake import Admitted, Intake, Shared
 from nnrp_sched.server.operation import Operation
+from nnrp_sched.server.principal import Principal
+from nnrp_sched.server.priority import engine_priority, takes_priorities
 from nnrp_sched.server.session import Session
+from nnrp_sched.server.terminal import send_verdict
 from nnrp_sched.transport import Carrier, Outbox
 from nnrp_sched.wire import (
     CancelReceived,
@@ -31,24 +31,20 @@ from nnrp_sched.wire import (
     Limits,
     MessageType,
     Reply,
+    Scheduling,
     ServerConnection,
     SessionCloseReceived,
     SessionErrorCode,
     SessionFailed,
     SessionOpenReceived,
     SubmitReceived,
+    TraceContext,
 )
 
 logger = logging.getLogger(__name__)
 
-OPERATIONS = frozenset({"chat.completions.create"})
-"""Level 1 of the profile (seed 003, section 4)."""
-
-_STATUS_OK = 200
-
 _REFUSED = frozenset(
     {
-        MessageType.PRIORITY_UPDATE,
         MessageType.DEADLINE,
         MessageType.EXPIRE_AT,
         MessageType.SUPERSEDE,
@@ -70,12 +66,12 @@ _ENDINGS = {
 class Connection:
     """Serves one peer until it leaves, breaks the protocol or the server closes it."""
 
-    def __init__(
-        self, carrier: Carrier, engine: Engine, admission: Admission, limits: ServerLimits
-    ) -> None:
+    def __init__(self, carrier: Carrier, shared: Shared) -> None:
+        limits = shared.limits
         self._carrier = carrier
-        self._engine = engine
-        self._admission = admission
+        self._arrivals = Arrivals()
+        self._engine = shared.engine
+        self._admission = shared.admission
         self._limits = limits
         self._outbox = Outbox(carrier, limit=limits.send_queue_bytes)
         self._wire = ServerConnection(
@@ -86,6 +82,8 @@ class Connection:
             )
         )
         self._sessions: dict[int, Session] = {}
+        principal = Principal(carrier.same_host, self._sessions.keys)
+        self._intake = Intake(shared, principal, carrier.name)
         self._hello_scope = anyio.CancelScope()
         self._reading = anyio.CancelScope()
         self._tasks: TaskGroup | None = None
@@ -131,6 +129,8 @@ class Connection:
 
     async def drain(self, seconds: float) -> None:
         """Let running operations finish for up to `seconds`, end the rest, close the connection."""
+        for session in self._sessions.values():
+            session.stop_endless()
         with anyio.move_on_after(seconds):
             await self._wait_idle()
         await self._end_operations(Ending.SHUTDOWN)
@@ -153,6 +153,7 @@ class Connection:
         with anyio.move_on_after(self._limits.hello_seconds) as self._hello_scope:
             while not self._wire.closed:
                 data = await self._carrier.receive()
+                self._arrivals.note()
                 for event in self._wire.receive(data) if data else self._wire.receive_end():
                     self._handlers[type(event)](event)
                 if not data:
@@ -187,7 +188,7 @@ class Connection:
                 max_in_flight=self._limits.max_in_flight,
                 operation_credit=self._limits.max_in_flight,
             )
-            self._sessions[session_id] = Session(session_id)
+            self._sessions[session_id] = Session(session_id, event.open.priority)
         self._outbox.put(reply)
 
     def _on_submit(self, event: SubmitReceived) -> None:
@@ -198,43 +199,25 @@ class Connection:
         if event.fault is None and (self._admission.draining or session.closing):
             channel.send_drop(DropReason.TRANSPORT_CLOSED, "server_shutdown")
             return
+        observation = self._intake.observation(event, session.trace)
         try:
-            self._admit(session, event, channel)
+            admitted = self._intake.admit(event, session.priority_class, channel, observation)
         except ProfileError as error:
-            channel.send_terminal(encode_event(error_document(error)), error.status)
-
-    def _admit(self, session: Session, event: SubmitReceived, channel: FrameChannel) -> None:
-        """Start the operation of a submit, or answer it; raises `ProfileError` to refuse it."""
-        if event.fault is not None:
-            raise profile_error(event.fault.code, event.fault.message)
-        try:
-            envelope = parse_envelope(event.document, OPERATIONS)
-        except ProfileError as error:
-            if error.code != "unsupported_schema_version":
-                raise
-            answer = control.answer(event.document, self._engine)
-            if answer is None:
-                raise
-            channel.send_terminal(answer, _STATUS_OK)
+            send_verdict(channel, error)
+            observation.ended(error)
             return
-        derived = f"nnrp-{event.operation_id}-{event.frame_id}"
-        operation = Operation(
-            self._admission.admit(envelope.request_id or derived),
-            envelope,
-            self._engine,
-            channel,
-            abort_seconds=self._limits.abort_seconds,
-        )
-        session.add(event.frame_id, operation)
+        session.add(event.frame_id, admitted.operation)
         assert self._tasks is not None
-        self._tasks.start_soon(self._run_operation, session, event.frame_id, operation)
+        self._tasks.start_soon(self._run_operation, session, event.frame_id, admitted)
 
-    async def _run_operation(self, session: Session, frame_id: int, operation: Operation) -> None:
+    async def _run_operation(self, session: Session, frame_id: int, admitted: Admitted) -> None:
         try:
-            await operation.run()
+            # Its TRACE_CONTEXT comes behind the submit, and counts until the engine is called.
+            await self._arrivals.settled()
+            await admitted.operation.run()
         finally:
             session.remove(frame_id)
-            self._admission.release(operation.request_id)
+            admitted.release()
 
     def _on_cancel(self, event: CancelReceived) -> None:
         operation = self._sessions[event.session_id].get(event.frame_id)
@@ -244,16 +227,39 @@ class Connection:
     def _on_control(self, event: ControlReceived) -> None:
         if self._is_over(event.session_id, event.frame_id):
             return
-        if event.packet.message_type in _REFUSED:
+        if event.packet.message_type == MessageType.PRIORITY_UPDATE:
+            self._on_priority_update(event)
+        elif isinstance(event.packet.metadata, TraceContext):
+            session = self._sessions[event.session_id]
+            session.take_trace(event.frame_id, event.packet.metadata)
+        elif event.packet.message_type in _REFUSED:
             name = MessageType(event.packet.message_type).name.lower()
-            self._outbox.put(
-                self._wire.recoverable_error(
-                    ErrorCode.UNSUPPORTED_CAPABILITY,
-                    f"{name}_unsupported",
-                    session_id=event.session_id,
-                    frame_id=event.frame_id,
-                )
+            self._refuse(event, f"{name}_unsupported")
+
+    def _on_priority_update(self, event: ControlReceived) -> None:
+        def refuse(reason: str) -> None:
+            if not self._is_over(event.session_id, event.frame_id):
+                self._refuse(event, f"priority_update_unsupported: {reason}")
+
+        wish = event.packet.metadata
+        operation = self._sessions[event.session_id].get(event.frame_id)
+        description = self._engine.description
+        if not takes_priorities(description):
+            fcfs = description.priority_policy == "fcfs"
+            refuse("policy_fcfs" if fcfs else "unsupported")
+        elif isinstance(operation, Operation) and isinstance(wish, Scheduling):
+            priority = engine_priority(wish.priority_class, wish.priority_delta)
+            operation.update_priority(priority, refuse)
+
+    def _refuse(self, event: ControlReceived, diagnostic: str) -> None:
+        self._outbox.put(
+            self._wire.recoverable_error(
+                ErrorCode.UNSUPPORTED_CAPABILITY,
+                diagnostic,
+                session_id=event.session_id,
+                frame_id=event.frame_id,
             )
+        )
 
     def _is_over(self, session_id: int, frame_id: int) -> bool:
         """Whether what a message was about has ended; nothing may be said about it then."""
@@ -272,6 +278,7 @@ class Connection:
         if event.close.in_flight_policy == InFlightPolicy.ABORT:
             session.stop_all(Ending.SESSION)
         else:
+            session.stop_endless()
             wished = event.close.drain_timeout_ms / 1000 or self._limits.drain_seconds
             await session.wait_idle(min(wished, self._limits.drain_seconds))
             session.stop_all(Ending.DRAIN)

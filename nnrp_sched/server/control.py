@@ -3,45 +3,139 @@
 Level 1 of the profile never depends on them (design, decision 10).
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NoReturn
+
+import anyio
+import msgspec
 
 from nnrp_sched.engine.port import Engine
+from nnrp_sched.engine.records import QueueSnapshot
 from nnrp_sched.profile import (
     CONTROL_SCHEMA,
-    Completed,
+    ControlRequest,
     Extension,
     capability_document,
     encode_event,
-    parse_control,
 )
+from nnrp_sched.profile.control_bodies import (
+    AbortBody,
+    Nothing,
+    ProgramBody,
+    ReprioritizeBody,
+    WatchBody,
+    parse_body,
+)
+from nnrp_sched.profile.events import QueueChanged
+from nnrp_sched.profile.workflow import PRIORITY, WORKFLOW
+from nnrp_sched.server.desk import Desk
+from nnrp_sched.server.priority import takes_priorities
+from nnrp_sched.server.terminal import OperationChannel
 
-CONTROL_EXTENSION = Extension(
-    name=CONTROL_SCHEMA,
-    critical=False,
-    description="requests of nnrp-sched, such as capabilities.get for this document",
-)
+Answer = Callable[[Desk, Any], Awaitable[dict[str, Any]]]
 
 
 def capabilities(engine: Engine) -> dict[str, Any]:
     """The capability document of what `engine` serves, as plain JSON values."""
     description = engine.description
+    prioritized = takes_priorities(description)
     document = capability_document(
-        description.models, tool_calls=description.tool_calls, extensions=(CONTROL_EXTENSION,)
+        description.models,
+        tool_calls=description.tool_calls,
+        extensions=[each for each, needs in _EXTENSIONS if prioritized or not needs],
     )
     return document.to_builtins()
 
 
-OPERATIONS: dict[str, Callable[[Engine], dict[str, Any]]] = {"capabilities.get": capabilities}
-"""What can be asked, and what answers it."""
+async def _capabilities(desk: Desk, _body: Nothing) -> dict[str, Any]:
+    return capabilities(desk.engine)
 
 
-def answer(document: bytes, engine: Engine) -> bytes | None:
-    """The terminal document for a control request; None when the document is not one.
+async def _snapshot(desk: Desk, _body: Nothing) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(await desk.queue()))
 
-    Raises `ProfileError` for a control request that cannot be served.
+
+async def _abort(desk: Desk, body: AbortBody) -> dict[str, Any]:
+    return {"receipts": msgspec.to_builtins(await desk.abort(body))}
+
+
+async def _cancel_program(desk: Desk, body: ProgramBody) -> dict[str, Any]:
+    return await _abort(desk, AbortBody(program=body.program))
+
+
+async def _reprioritize(desk: Desk, body: ReprioritizeBody) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(await desk.reprioritize(body.id, body.priority)))
+
+
+async def watch(desk: Desk, body: WatchBody, channel: OperationChannel, seconds: float) -> NoReturn:
+    """Send the queue whenever it has changed, until cancelled.
+
+    A peer that reads slowly misses snapshots, never gets stale ones. Raises `TimeoutError` when the
+    engine takes longer than `seconds` for one.
     """
-    request = parse_control(document, frozenset(OPERATIONS))
-    if request is None:
-        return None
-    return encode_event(Completed(body=OPERATIONS[request.operation](engine)))
+    sent: QueueSnapshot | None = None
+    while True:
+        if channel.full:
+            await channel.room()
+        with anyio.fail_after(seconds):
+            snapshot = await desk.queue()
+        timeless = msgspec.structs.replace(snapshot, taken_ms=0.0)
+        if timeless != sent:
+            channel.send_partial(encode_event(QueueChanged(snapshot)))
+            sent = timeless
+        await anyio.sleep(1 / body.per_second)
+
+
+WATCH: Final = "queue.watch"
+"""The one operation that streams."""
+
+_ANSWERS: Final[dict[str, tuple[type[Any], Answer]]] = {
+    "capabilities.get": (Nothing, _capabilities),
+    "queue.snapshot": (Nothing, _snapshot),
+    "operation.abort": (AbortBody, _abort),
+    "program.cancel": (ProgramBody, _cancel_program),
+    "operation.reprioritize": (ReprioritizeBody, _reprioritize),
+}
+"""What can be asked, the body it takes, and what answers it."""
+
+OPERATIONS: Final = frozenset(_ANSWERS) | {WATCH}
+
+_EXTENSIONS: Final = (
+    (
+        Extension(
+            name=CONTROL_SCHEMA,
+            critical=False,
+            description="requests of nnrp-sched: " + ", ".join(sorted(OPERATIONS)),
+        ),
+        False,
+    ),
+    (
+        Extension(
+            name=f"nnrp.{WORKFLOW}",
+            critical=False,
+            description="who asks: program, agent, parent, step, role, deadline_ms, budget_tokens",
+        ),
+        False,
+    ),
+    (
+        Extension(
+            name=f"nnrp.{PRIORITY}",
+            critical=False,
+            description="the engine's priority of an operation, lower is sooner; session classes, "
+            "PRIORITY_UPDATE and operation.reprioritize work too",
+        ),
+        True,
+    ),
+)
+"""Each extension, and whether it needs an engine that orders its queue by priority."""
+
+
+def prepared(request: ControlRequest) -> Any:
+    """The body of a request, read; raises `ProfileError` for one it cannot have."""
+    kind = WatchBody if request.operation == WATCH else _ANSWERS[request.operation][0]
+    return parse_body(request.body, kind)
+
+
+async def answer(desk: Desk, request: ControlRequest, body: Any) -> dict[str, Any]:
+    """The body of the terminal that answers a request other than `queue.watch`."""
+    return await _ANSWERS[request.operation][1](desk, body)

@@ -17,12 +17,16 @@ class Ending(Enum):
     """CANCEL or FRAME_CANCEL from the peer."""
     ABORT = "abort"
     """ABORT from the peer."""
+    REQUESTED = "requested"
+    """A control request asked for it: operation.abort or program.cancel."""
     TIMEOUT = "timeout"
     """`nnrp.timeout_ms` is over."""
     SHUTDOWN = "shutdown"
     """The server stops and the operation outlived the drain."""
     DRAIN = "drain"
     """The session closes and the operation outlived the drain time."""
+    CLOSING = "closing"
+    """The session or the server drains, and the operation would never end by itself."""
     SESSION = "session"
     """The session ended: closed with the abort policy, or failed."""
     LOST = "lost"
@@ -58,9 +62,11 @@ Terminal = Cancelled | Dropped | Failed | Silent
 TERMINALS: dict[Ending, Terminal] = {
     Ending.CANCEL: Cancelled("peer_cancelled"),
     Ending.ABORT: Dropped(DropReason.PEER_CANCELLED, "peer_abort"),
+    Ending.REQUESTED: Cancelled("abort_requested"),
     Ending.TIMEOUT: Failed("request_timeout", "the request outlived its nnrp.timeout_ms"),
     Ending.SHUTDOWN: Dropped(DropReason.TRANSPORT_CLOSED, "server_shutdown"),
     Ending.DRAIN: Dropped(DropReason.DEADLINE_EXPIRED, "session_drain_timeout"),
+    Ending.CLOSING: Cancelled("session_closing"),
     Ending.SESSION: Silent(),
     Ending.LOST: Silent(),
 }

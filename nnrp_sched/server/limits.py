@@ -15,11 +15,16 @@ class ServerLimits(Struct, frozen=True):
     """Operations running at once in one session."""
     max_operations: int = 4096
     """Operations running at once in the whole server."""
+    max_control_operations: int = 256
+    """Control requests running at once in the whole server, apart from the others: a full server
+    can still be looked at and relieved."""
     send_queue_bytes: int = 8 * 1024 * 1024
     """Bytes waiting for one connection's peer before its operations have to wait too."""
     hello_seconds: float = 10.0
     """How long a new connection may stay silent."""
     abort_seconds: float = 5.0
     """How long an engine may take to confirm an abort before the operation ends without it."""
+    control_seconds: float = 10.0
+    """How long an engine may take to answer a control request; more than `abort_seconds`."""
     drain_seconds: float = 30.0
     """How long running operations get when a session or the server drains."""

@@ -7,21 +7,16 @@ the engine, whatever events still come are not sent, and the terminal follows th
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
-from typing import Protocol
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 
-from nnrp_sched.engine.port import AbortReceipt, ChatCall, Engine
-from nnrp_sched.errors import (
-    BackendError,
-    LocalProtocolError,
-    ProfileError,
-    ProfileStreamError,
-)
-from nnrp_sched.profile import Cancelled as CancelledEvent
+from nnrp_sched.engine.port import Engine
+from nnrp_sched.engine.records import AbortReceipt, Caller, ChatCall, Reprioritized
+from nnrp_sched.errors import BackendError, ProfileError, ProfileStreamError
 from nnrp_sched.profile import (
     ChatMapper,
     Completed,
@@ -29,57 +24,24 @@ from nnrp_sched.profile import (
     RequestEnvelope,
     backend_profile_error,
     encode_event,
-    error_document,
     profile_error,
 )
-from nnrp_sched.server.ending import (
-    OVERRIDING,
-    TERMINALS,
-    Cancelled,
-    Dropped,
-    Ending,
-    Failed,
-    Silent,
-)
-from nnrp_sched.wire import DropReason
+from nnrp_sched.server.ending import OVERRIDING, Ending, Silent
+from nnrp_sched.server.observation import Observation
+from nnrp_sched.server.terminal import FAULT, OperationChannel, Verdict, send_verdict, verdict
+from nnrp_sched.wire import TraceContext
 
 logger = logging.getLogger(__name__)
 
-Verdict = Completed | ProfileError | Cancelled | Dropped | Silent
-"""What ends an operation; a `Failed` ending has become its `ProfileError`."""
-
-_STATUS_OK = 200
-_STATUS_CANCELLED = 499
-_FAULT = "the server failed while serving this request"
-
-
-class OperationChannel(Protocol):
-    """How an operation talks to its peer; the connection binds it to a session and a frame."""
-
-    @property
-    def full(self) -> bool:
-        """Whether the peer reads too slowly for more events now."""
-        ...
-
-    async def room(self) -> None:
-        """Wait until the peer has read enough."""
-        ...
-
-    def send_partial(self, document: bytes) -> None:
-        """Send one event."""
-        ...
-
-    def send_terminal(self, document: bytes, status_code: int) -> None:
-        """Send the terminal document."""
-        ...
-
-    def send_drop(self, reason: DropReason, diagnostic: str) -> None:
-        """End the operation with RESULT_DROP_REASON."""
-        ...
+_REFUSALS = frozenset({"policy_fcfs", "unsupported"})
+"""Reasons why an engine will never change a priority."""
 
 
 class Operation:
     """The life of one submitted frame, from its envelope to its terminal."""
+
+    endless = False
+    """It ends by itself, sooner or later."""
 
     def __init__(
         self,
@@ -88,38 +50,139 @@ class Operation:
         engine: Engine,
         channel: OperationChannel,
         *,
+        caller: Caller,
+        priority: int,
         abort_seconds: float,
+        observation: Observation,
     ) -> None:
         self.request_id = request_id
         """The engine's handle: unique in this server while the operation runs."""
+        self.caller = caller
         self.receipt: AbortReceipt | None = None
         """What the engine said to the abort, once it was asked and has answered."""
+        self.observation = observation
+        self._priority = priority
         self._envelope = envelope
         self._engine = engine
         self._channel = channel
         self._abort_seconds = abort_seconds
         self._ending: Ending | None = None
+        self._ended = False
+        """The engine call is through: nothing can be stopped any more."""
         self._muted = False
         """Set by ABORT: no event may follow it, not even those that close tool calls."""
         self._tasks: TaskGroup | None = None
         self._call_scope = anyio.CancelScope()
         self._abort_done: anyio.Event | None = None
+        self._updating = False
+
+    @property
+    def name(self) -> str:
+        """The id that users see."""
+        return self.caller.operation or self.request_id
 
     def stop(self, ending: Ending) -> None:
         """End the operation. The first reason counts, unless the session goes away under it."""
         first = self._ending is None
         if first or ending in OVERRIDING:
             self._ending = ending
+        if first and not self._ended:
+            self.observation.abort_began(ending)
         if ending is Ending.ABORT:
             self._muted = True
         if first and self._tasks is not None:
             self._abort_done = anyio.Event()
             self._tasks.start_soon(self._abort_call, self._abort_done)
         elif first:
-            self._call_scope.cancel()  # No call is running: nothing to tell the engine.
+            self._withhold()
+
+    def claim_abort(self) -> bool:
+        """End the operation because a control request asked for it.
+
+        True when it is the caller's to ask the engine, and then to call `settle_abort` whatever
+        the engine does: many operations are aborted by one call, so that none of them gets the
+        place of another. False when the engine does not have the call, or was asked already.
+        """
+        if self._ended or self._ending is not None:
+            return False
+        self._ending = Ending.REQUESTED
+        self.observation.abort_began(Ending.REQUESTED)
+        if self._tasks is None:
+            self._withhold()
+            return False
+        self._abort_done = anyio.Event()
+        return True
+
+    def _withhold(self) -> None:
+        """No call is running yet, and none will: there is nothing to tell the engine."""
+        if not self._ended:
+            self.receipt = AbortReceipt(self.name, "admitting", True, True, 0, 0.0)
+            self.observation.abort_ended(self.receipt)
+        self._call_scope.cancel()
+
+    def settle_abort(self, receipt: AbortReceipt | None) -> None:
+        """Hand in the engine's receipt for a claimed abort; None when it gave none in time."""
+        assert self._abort_done is not None
+        self.receipt = receipt
+        self.observation.abort_ended(receipt)
+        self._call_scope.cancel()
+        self._abort_done.set()
+
+    async def abort_receipt(self) -> AbortReceipt:
+        """What the first abort did, once that is known."""
+        if self._abort_done is not None:
+            await self._abort_done.wait()
+        if self.receipt is not None:
+            return msgspec.structs.replace(self.receipt, request_id=self.name)
+        if self._ended:
+            return AbortReceipt(self.name, "finished", False, True, None, 0.0)
+        return AbortReceipt(self.name, "unknown", False, False, None, 0.0)
+
+    async def reprioritize(self, priority: int) -> Reprioritized:
+        """Change the priority, in the engine once it has the call."""
+        if self._tasks is None and not self._ended:
+            self._priority = priority
+            return Reprioritized(self.name, applied=True, reason="applied")
+        return await self._engine.reprioritize(self.name, priority)
+
+    def update_priority(self, priority: int, refused: Callable[[str], None]) -> None:
+        """PRIORITY_UPDATE: like `reprioritize`, where only the last of several wishes counts.
+
+        `refused` is called with the reason when the engine never changes priorities.
+        """
+        self._priority = priority
+        if self._tasks is not None and not self._updating:
+            self._updating = True
+            self._tasks.start_soon(self._update_priority, refused)
+
+    async def _update_priority(self, refused: Callable[[str], None]) -> None:
+        try:
+            wished: int | None = None
+            while wished != self._priority:
+                wished = self._priority
+                done = await self._engine.reprioritize(self.name, wished)
+                if done.reason in _REFUSALS:
+                    refused(done.reason)
+        except Exception:
+            # The engine's code: a wish that it fails over must not end the operation.
+            logger.exception("request %s: its priority could not be changed", self.request_id)
+            refused("failed")
+        finally:
+            self._updating = False
+
+    def take_trace(self, context: TraceContext) -> None:
+        """A trace context of its own: it counts until the engine is called."""
+        self.observation.trace.receive(context)
 
     async def run(self) -> None:
         """Serve the request and send its terminal."""
+        final: Verdict = Silent()
+        try:
+            final = await self._serve()
+        finally:
+            self.observation.ended(final)
+
+    async def _serve(self) -> Verdict:
         mapper = ChatMapper()
         outcome: Verdict = Silent()
         async with anyio.create_task_group() as tasks:
@@ -130,13 +193,24 @@ class Operation:
             if self._abort_done is not None:
                 await self._abort_done.wait()
             self._tasks = None
+            self._ended = True
             tasks.cancel_scope.cancel()
-        self._finish(self._verdict(outcome), mapper)
+        final = verdict(outcome, self._ending)
+        if isinstance(final, ProfileError) and not self._muted:
+            self._send(mapper.interrupt(message=final.message))  # Closes the open tool calls.
+        return send_verdict(self._channel, final)
 
     async def _call(self, mapper: ChatMapper) -> Verdict:
         """Make the engine call: its completion, its failure, or nothing when ended early."""
         body = dict(self._envelope.body)
-        call = ChatCall(request_id=self.request_id, body=body)
+        call = ChatCall(
+            request_id=self.request_id,
+            body=body,
+            priority=self._priority,
+            traceparent=self.observation.dispatch(),
+            caller=self.caller,
+            served=self.observation.served,
+        )
         with self._call_scope:
             try:
                 if body.get("stream") is True:
@@ -152,7 +226,7 @@ class Operation:
                 if _is_our_cancellation(error):
                     raise
                 logger.exception("request %s failed inside the server", self.request_id)
-                return profile_error("adapter_runtime_error", _FAULT)
+                return profile_error("adapter_runtime_error", FAULT)
         return Silent()
 
     async def _stream(self, call: ChatCall, mapper: ChatMapper) -> Verdict:
@@ -190,50 +264,14 @@ class Operation:
                 raise
             logger.exception("request %s: the abort failed", self.request_id)
         finally:
+            self.observation.abort_ended(self.receipt)
             self._call_scope.cancel()
             done.set()
-
-    def _finish(self, verdict: Verdict, mapper: ChatMapper) -> None:
-        """Send the one terminal; when that cannot be written, the error that says so."""
-        try:
-            self._conclude(verdict, mapper)
-        except LocalProtocolError as error:
-            fault = f"the answer cannot be sent: {error}"
-            self._conclude(profile_error("adapter_runtime_error", fault), mapper)
-        except Exception:
-            # What the engine answered is no JSON.
-            logger.exception("request %s: its answer cannot be encoded", self.request_id)
-            self._conclude(profile_error("adapter_runtime_error", _FAULT), mapper)
-
-    def _conclude(self, verdict: Verdict, mapper: ChatMapper) -> None:
-        """Close the open tool calls of a failure, then send the one terminal."""
-        match verdict:
-            case Completed() as completed:
-                self._channel.send_terminal(encode_event(completed), _STATUS_OK)
-            case ProfileError() as failure:
-                if not self._muted:
-                    self._send(mapper.interrupt(message=failure.message))
-                self._channel.send_terminal(encode_event(error_document(failure)), failure.status)
-            case Cancelled(reason):
-                document = encode_event(CancelledEvent(reason=reason))
-                self._channel.send_terminal(document, _STATUS_CANCELLED)
-            case Dropped(reason, diagnostic):
-                self._channel.send_drop(reason, diagnostic)
-            case Silent():
-                pass
 
     def _send(self, events: Iterable[Event]) -> None:
         for event in events:
             self._channel.send_partial(encode_event(event))
-
-    def _verdict(self, outcome: Verdict) -> Verdict:
-        """What ends the operation: an ending from outside beats the outcome of the call."""
-        if self._ending is None:
-            return outcome
-        terminal = TERMINALS[self._ending]
-        if isinstance(terminal, Failed):
-            return profile_error(terminal.code, terminal.message)
-        return terminal
+            self.observation.event_sent()
 
 
 def _is_our_cancellation(error: BaseException) -> bool:

@@ -1,14 +1,17 @@
 """The server: listeners, connections and the way down."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
 from anyio.abc import TaskGroup
 
 from nnrp_sched.engine.port import Engine
+from nnrp_sched.observe.observers import Observer, Observers
 from nnrp_sched.server.admission import Admission
 from nnrp_sched.server.connection import Connection
+from nnrp_sched.server.directory import Directory
+from nnrp_sched.server.intake import Shared
 from nnrp_sched.server.limits import ServerLimits
 from nnrp_sched.transport import Carrier, Endpoint, Listener, background_tasks, listen
 
@@ -16,10 +19,20 @@ from nnrp_sched.transport import Carrier, Endpoint, Listener, background_tasks, 
 class Server:
     """Serves an engine to any number of NNRP connections."""
 
-    def __init__(self, engine: Engine, limits: ServerLimits | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        limits: ServerLimits | None = None,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        """`observers` are told of each chat that has ended."""
         self.engine = engine
         self.limits = limits or ServerLimits()
-        self.admission = Admission(self.limits.max_operations)
+        self.admission = Admission(self.limits.max_operations, self.limits.max_control_operations)
+        self.directory = Directory()
+        self._shared = Shared(
+            self.engine, self.limits, self.admission, self.directory, Observers(observers)
+        )
         self._connections: set[Connection] = set()
         self._listeners: list[Listener] = []
 
@@ -44,7 +57,7 @@ class Server:
         if len(self._connections) >= self.limits.max_connections or self.admission.draining:
             await carrier.aclose()
             return
-        connection = Connection(carrier, self.engine, self.admission, self.limits)
+        connection = Connection(carrier, self._shared)
         self._connections.add(connection)
         try:
             await connection.run()
@@ -68,14 +81,17 @@ class Server:
 
 @asynccontextmanager
 async def serve(
-    engine: Engine, endpoints: Sequence[Endpoint], limits: ServerLimits | None = None
+    engine: Engine,
+    endpoints: Sequence[Endpoint],
+    limits: ServerLimits | None = None,
+    observers: Iterable[Observer] = (),
 ) -> AsyncGenerator[Server, None]:
-    """Serve `engine` on `endpoints` while the block runs.
+    """Serve `engine` on `endpoints` while the block runs; `observers` as for `Server`.
 
     Leaving the block ends what still runs at once; call `Server.drain` first to let it finish.
     Raises `StartError` when an endpoint cannot be opened.
     """
-    server = Server(engine, limits)
+    server = Server(engine, limits, observers)
     async with background_tasks() as tasks:
         try:
             for endpoint in endpoints:

@@ -4,33 +4,40 @@ from collections.abc import ItemsView
 
 import anyio
 
+from nnrp_sched.observe.record import TraceObservation
 from nnrp_sched.server.ending import Ending
-from nnrp_sched.server.operation import Operation
+from nnrp_sched.server.intake import LiveOperation
+from nnrp_sched.server.trace import observed
+from nnrp_sched.wire import TraceContext
 
 
 class Session:
     """The live operations of one session, by frame id."""
 
-    def __init__(self, session_id: int) -> None:
+    def __init__(self, session_id: int, priority_class: int) -> None:
         self.session_id = session_id
+        self.priority_class = priority_class
+        """How urgent its operations are by default."""
+        self.trace: TraceObservation | None = None
+        """The trace context of operations that are admitted from now on."""
         self.closing = False
         """Set once SESSION_CLOSE arrived: no operation starts any more."""
-        self._operations: dict[int, Operation] = {}
+        self._operations: dict[int, LiveOperation] = {}
         self._idle = anyio.Event()
         self._idle.set()
 
     def __len__(self) -> int:
         return len(self._operations)
 
-    def items(self) -> ItemsView[int, Operation]:
+    def items(self) -> ItemsView[int, LiveOperation]:
         """The live operations with their frame ids."""
         return self._operations.items()
 
-    def get(self, frame_id: int) -> Operation | None:
+    def get(self, frame_id: int) -> LiveOperation | None:
         """The live operation of a frame, if it has not ended."""
         return self._operations.get(frame_id)
 
-    def add(self, frame_id: int, operation: Operation) -> None:
+    def add(self, frame_id: int, operation: LiveOperation) -> None:
         """Register an operation; it must be removed when its task ends."""
         if not self._operations:
             self._idle = anyio.Event()
@@ -42,10 +49,23 @@ class Session:
         if not self._operations:
             self._idle.set()
 
+    def take_trace(self, frame_id: int, context: TraceContext) -> None:
+        """A TRACE_CONTEXT came: for one operation, or with frame 0 the default from now on."""
+        if not frame_id:
+            self.trace = observed(context, "session")
+        elif (operation := self._operations.get(frame_id)) is not None:
+            operation.take_trace(context)
+
     def stop_all(self, ending: Ending) -> None:
         """End every operation still running."""
         for operation in list(self._operations.values()):
             operation.stop(ending)
+
+    def stop_endless(self) -> None:
+        """End the operations that no wait would see the end of."""
+        for operation in list(self._operations.values()):
+            if operation.endless:
+                operation.stop(Ending.CLOSING)
 
     async def wait_idle(self, seconds: float) -> bool:
         """Wait until no operation runs; False when that took longer than `seconds`."""

@@ -15,6 +15,11 @@ class Carrier(Protocol):
         """`tcp`, `unix` or `memory`."""
         ...
 
+    @property
+    def same_host(self) -> bool:
+        """Whether the peer is certainly on this host: unix socket, loopback address, memory."""
+        ...
+
     async def receive(self) -> bytes:
         """The next bytes, at least one; `b""` at the end of the stream, however it came about.
 

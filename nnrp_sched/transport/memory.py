@@ -64,13 +64,18 @@ class _Pipe:
 class _MemoryCarrier:
     """One end of a pair."""
 
-    def __init__(self, incoming: _Pipe, outgoing: _Pipe) -> None:
+    def __init__(self, incoming: _Pipe, outgoing: _Pipe, same_host: bool) -> None:
         self._incoming = incoming
         self._outgoing = outgoing
+        self._same_host = same_host
 
     @property
     def name(self) -> str:
         return "memory"
+
+    @property
+    def same_host(self) -> bool:
+        return self._same_host
 
     async def receive(self) -> bytes:
         return await self._incoming.get()
@@ -98,10 +103,11 @@ class _MemoryCarrier:
         self._outgoing.close_writing()
 
 
-def memory_pair() -> tuple[Carrier, Carrier]:
+def memory_pair(*, same_host: bool = True) -> tuple[Carrier, Carrier]:
     """Two joined carriers; a direction is full with 1 MiB.
 
+    `same_host` False makes them look like carriers between two hosts.
     What was sent before a close still arrives; then the end of the stream follows.
     """
     there, back = _Pipe(), _Pipe()
-    return _MemoryCarrier(back, there), _MemoryCarrier(there, back)
+    return _MemoryCarrier(back, there, same_host), _MemoryCarrier(there, back, same_host)

@@ -9,6 +9,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import cast
 
 from nnrp_sched.errors import ConnectionLost
@@ -47,6 +48,14 @@ class SocketCarrier(asyncio.Protocol):
     def name(self) -> str:
         """`tcp` or `unix`."""
         return self._name
+
+    @property
+    def same_host(self) -> bool:
+        """True for a unix socket and for a peer at a loopback address."""
+        if self._name == "unix":
+            return True
+        peer = self.transport.get_extra_info("peername")
+        return peer is not None and is_loopback(peer[0])
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -186,6 +195,13 @@ class SocketCarrier(asyncio.Protocol):
     def _end(self) -> None:
         self._ended = True
         _set(self._reader)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address a socket tells is this host itself."""
+    address = ip_address(host.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)  # As a dual-stack listener sees IPv4 peers.
+    return (mapped or address).is_loopback
 
 
 def _set(future: asyncio.Future[None] | None) -> None:

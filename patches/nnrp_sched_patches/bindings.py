@@ -4,7 +4,6 @@ A family is chosen by version and confirmed by probes of the source; when the tw
 refuses (design, decision 4). Adding a family or a hook is adding rows here and one body elsewhere.
 """
 
-from enum import StrEnum
 from pathlib import Path
 
 from msgspec import Struct
@@ -12,32 +11,20 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from nnrp_sched.errors import UnsupportedVllm
+from nnrp_sched_patches.engine_hooks import (
+    ENGINE_HOOKS,
+    ENGINE_RELIED_ON,
+    KV_HOLDING_CONTAINERS,
+    SKIPPED_CONTAINERS,
+)
+from nnrp_sched_patches.frontend_hooks import FRONTEND_HOOKS, FRONTEND_RELIED_ON
+from nnrp_sched_patches.hook import Hook
 from nnrp_sched_patches.seam import Seam, SeamFault, SeamKind, verify
 from nnrp_sched_patches.version import InstalledVllm, installed_vllm
 
 _ASYNC_LLM = "vllm.v1.engine.async_llm"
-_ENGINE_CORE = "vllm.v1.engine.core"
+_REQUEST = "vllm.v1.request"
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
-
-
-class HookForm(StrEnum):
-    """How a hook sits in vLLM; `hook_forms` has one maker for each."""
-
-    ADDED = "added"
-    """A new method that vLLM's utility RPC reaches by name; its seam is `absent`."""
-    AFTER = "after"
-    """Runs when the method has returned, with the instance and the result; changes neither."""
-
-
-class Hook(Struct, frozen=True):
-    """One change the layer makes to vLLM."""
-
-    name: str
-    """As hooks.md names it, for receipts and status."""
-    form: HookForm
-    seam: Seam
-    body: str
-    """`module:function` of the hook's body, imported when the hook is installed."""
 
 
 class Family(Struct, frozen=True):
@@ -55,6 +42,11 @@ class Family(Struct, frozen=True):
     """What the hooks' bodies use beyond the places they are installed in."""
 
     @property
+    def anchors(self) -> str:
+        """The tested versions, as text."""
+        return ", ".join(self.tested) or "none (only its source was checked)"
+
+    @property
     def seams(self) -> tuple[Seam, ...]:
         """Everything that must be in the source before anything is touched."""
         return (*self.probes, *(hook.seam for hook in self.hooks), *self.relied_on)
@@ -67,58 +59,81 @@ class Binding(Struct, frozen=True):
     family: Family
 
 
-_HELLO_HOOKS = (
-    Hook(
-        name="F1",
-        form=HookForm.AFTER,
-        seam=Seam(_ASYNC_LLM, "AsyncLLM.__init__", SeamKind.FUNCTION, ("vllm_config",)),
-        body="nnrp_sched_patches.hello:register_engine",
-    ),
-    Hook(
-        name="E1.hello",
-        form=HookForm.ADDED,
-        seam=Seam(_ENGINE_CORE, "EngineCore.nnrp_hello", SeamKind.ABSENT),
-        body="nnrp_sched_patches.hello:engine_hello",
-    ),
-)
+def _has(module: str, name: str, kind: SeamKind, *parameters: str) -> Seam:
+    return Seam(module, name, kind, parameters)
 
-_RELIED_ON = (
-    Seam(_ENGINE_CORE, "EngineCore", SeamKind.CLASS),
-    *(
-        Seam(_ENGINE_CORE, f"EngineCore.{name}", SeamKind.INSTANCE_ATTRIBUTE)
-        for name in ("vllm_config", "scheduler", "batch_queue_size", "step_fn")
-    ),
-    Seam(
-        _ENGINE_CORE,
-        "EngineCoreProc._handle_client_request",
-        SeamKind.FUNCTION,
-        ("request_type", "request"),
-    ),
-    Seam(
-        "vllm.v1.engine.core_client",
-        "AsyncMPClient.call_utility_async",
-        SeamKind.ASYNC_FUNCTION,
-        ("method",),
-    ),
-    Seam(_ASYNC_LLM, "AsyncLLM.engine_core", SeamKind.INSTANCE_ATTRIBUTE),
-    Seam(_ASYNC_LLM, "AsyncLLM.output_handler", SeamKind.INSTANCE_ATTRIBUTE),
-    Seam(_ASYNC_LLM, "AsyncLLM.errored", SeamKind.PROPERTY),
-    Seam(_SCHEDULER, "Scheduler", SeamKind.CLASS),
-)
+
+def _lacks(module: str, name: str, kind: SeamKind, *parameters: str) -> Seam:
+    return Seam(module, name, kind, without=parameters)
+
+
+_METHOD, _COROUTINE = SeamKind.FUNCTION, SeamKind.ASYNC_FUNCTION
+_SUBMIT = (_ASYNC_LLM, "AsyncLLM.add_request", _COROUTINE)
+_SCHEDULE = (_SCHEDULER, "Scheduler.schedule", _METHOD)
+_CONSTRUCTOR = (_SCHEDULER, "Scheduler.__init__", _METHOD)
+_BLOCKED_HEAD = (_SCHEDULER, "Scheduler._handle_blocked_waiting_request")
+_HOOKS = (*FRONTEND_HOOKS, *ENGINE_HOOKS)
+_RELIED_ON = (*FRONTEND_RELIED_ON, *ENGINE_RELIED_ON)
 
 FAMILIES = (
+    Family(
+        name="0.18.x",
+        versions=">=0.18,<0.19",
+        tested=(),
+        probes=(
+            _lacks(*_CONSTRUCTOR, "hash_block_size"),
+            _has(_REQUEST, "RequestStatus.WAITING_FOR_FSM", SeamKind.ATTRIBUTE),
+            _has(_ASYNC_LLM, "AsyncLLM.__init__", _METHOD, "use_cached_outputs"),
+        ),
+        hooks=_HOOKS,
+        relied_on=(*_RELIED_ON, *SKIPPED_CONTAINERS),
+    ),
+    Family(
+        name="0.22.x",
+        versions=">=0.22,<0.23",
+        tested=(),
+        probes=(
+            _has(*_CONSTRUCTOR, "hash_block_size"),
+            _lacks(*_SCHEDULE, "throttle_prefills"),
+        ),
+        hooks=_HOOKS,
+        relied_on=(*_RELIED_ON, *SKIPPED_CONTAINERS),
+    ),
+    Family(
+        name="0.26.x",
+        versions=">=0.26,<0.28",
+        tested=("0.26.0",),
+        probes=(
+            _has(*_SCHEDULE, "throttle_prefills"),
+            _lacks(*_SUBMIT, "session_id"),
+        ),
+        hooks=_HOOKS,
+        relied_on=(*_RELIED_ON, *SKIPPED_CONTAINERS),
+    ),
+    Family(
+        name="0.29.x",
+        versions=">=0.29,<0.31",
+        tested=(),
+        probes=(
+            _has(*_SUBMIT, "session_id"),
+            _has(*_BLOCKED_HEAD, SeamKind.ABSENT),
+        ),
+        hooks=_HOOKS,
+        relied_on=(*_RELIED_ON, *SKIPPED_CONTAINERS),
+    ),
     Family(
         name="0.31.x",
         versions=">=0.31,<0.34",
         tested=("0.32.0",),
         probes=(
-            Seam(_SCHEDULER, "Scheduler._handle_blocked_waiting_request", SeamKind.FUNCTION),
-            Seam(_ASYNC_LLM, "AsyncLLM.add_request", SeamKind.ASYNC_FUNCTION, ("kv_hints",)),
+            _has(*_BLOCKED_HEAD, _METHOD),
+            _has(*_SUBMIT, "kv_hints"),
         ),
-        hooks=_HELLO_HOOKS,
-        relied_on=_RELIED_ON,
+        hooks=_HOOKS,
+        relied_on=(*_RELIED_ON, *KV_HOLDING_CONTAINERS),
     ),
 )
+"""Oldest first (hooks.md 1.1). The minor lines between them were never read: they are refused."""
 
 
 def family_of(version: Version) -> Family | None:
@@ -129,7 +144,7 @@ def family_of(version: Version) -> Family | None:
 
 def anchors() -> str:
     """The tested versions of all families, as text for diagnostics."""
-    tested = "; ".join(f"{family.name}: {', '.join(family.tested)}" for family in FAMILIES)
+    tested = "; ".join(f"{family.name}: {family.anchors}" for family in FAMILIES)
     return f"tested on a real engine: {tested}"
 
 

@@ -70,7 +70,7 @@ def _seams(installed: InstalledVllm) -> list[Check]:
             )
         ]
     advice = f"run without --patch-vllm, or install a tested version; {bindings.anchors()}"
-    summary = f"{family.name} ({family.versions}), tested with {', '.join(family.tested)}"
+    summary = f"{family.name} ({family.versions}), tested with {family.anchors}"
     verdict = Check("binding", "failed" if missing else "ok", summary, advice if missing else "")
     seams = [
         Check(f"seam {seam}", "failed", str(fault[0]), advice)

@@ -61,15 +61,18 @@ def address_of(bound: socket.socket) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serve_app(app: Any, bound: socket.socket, arguments: Any) -> AsyncGenerator[None, None]:
-    """Serve vLLM's `app` on `bound` while the context is open; `arguments` are vLLM's own.
+async def serve_app(
+    app: Any, state: Any, bound: socket.socket, arguments: Any
+) -> AsyncGenerator[None, None]:
+    """Serve vLLM's app on `bound` while the context is open; `arguments` are vLLM's own.
 
+    `app` may have middleware of ours around it; `state` is that of vLLM's app itself.
     Entered once requests are answered. Raises StartError when the app does not start.
     """
     server = _server(app, bound, arguments)
     settled = _quieten(server)
     # vLLM's error handlers stop the server they find here when the engine is dead.
-    app.state.server = server
+    state.server = server
     # A plain task: a task group would wrap every error of the caller's block in a group.
     task = asyncio.create_task(server.serve([bound]), name="vLLM HTTP server")
     try:

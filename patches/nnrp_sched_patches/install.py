@@ -18,7 +18,8 @@ import wrapt
 from msgspec import Struct
 
 from nnrp_sched.errors import UnsupportedVllm
-from nnrp_sched_patches.bindings import Binding, Hook, HookForm, bind_installed
+from nnrp_sched_patches.bindings import Binding, bind_installed
+from nnrp_sched_patches.hook import Hook, HookForm
 from nnrp_sched_patches.hook_forms import ABSENT, MAKERS, Switch
 
 _LOGGER = logging.getLogger(__name__)

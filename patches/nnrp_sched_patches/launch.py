@@ -15,20 +15,25 @@ import anyio.to_thread
 from msgspec import Struct
 
 from nnrp_sched.errors import StartError, UnsupportedVllm
+from nnrp_sched.observe.observers import Observer
 from nnrp_sched_patches import bindings, embedded_model, install
 from nnrp_sched_patches.child_environment import DEFAULTS, applied, patch_variables
 from nnrp_sched_patches.engine_errors import EngineErrors
 from nnrp_sched_patches.hello import HelloReceipt, hello_receipts
+from nnrp_sched_patches.http_records import http_records
 from nnrp_sched_patches.http_server import address_of, bind_socket, serve_app
 from nnrp_sched_patches.launch_steps import (
     chat_engine,
     children_gone,
+    control_over,
+    description,
     error_log,
     parse_arguments,
     root_log_level_kept,
     start_failures,
     watched,
 )
+from nnrp_sched_patches.middleware import IdentityMiddleware
 from nnrp_sched_patches.serving_seams import ServingObjects, serving_faults
 from nnrp_sched_patches.version import InstalledVllm, installed_vllm
 from nnrp_sched_patches.vllm_engine import VllmEngine
@@ -74,6 +79,10 @@ class Serving:
         self.engine_failed = anyio.Event()
         """Set when the engine process died."""
         self._errors = errors
+
+    def observe_http(self, observer: Observer) -> None:
+        """Tell `observer` of every request over HTTP that ends from now on; needs the patches."""
+        self.engine.ledger.on_end = http_records(observer, self.engine.description)
 
     @property
     def failure(self) -> str:
@@ -159,11 +168,19 @@ async def _running(
                     supported_tasks=tasks,
                     model_config=llm.model_config,
                 )
+            control = await stack.enter_async_context(control_over(llm, receipts))
             engine = await chat_engine(
-                vllm, llm, parsed, tasks, app=app, installed=installed, binding=binding
+                vllm,
+                llm,
+                parsed,
+                tasks,
+                app=app,
+                control=control,
+                described=description(installed, binding, receipts),
             )
-            if bound is not None:
-                await stack.enter_async_context(serve_app(app, bound, parsed))
+            if bound is not None and app is not None:
+                served = app if control is None else IdentityMiddleware(app)
+                await stack.enter_async_context(serve_app(served, app.state, bound, parsed))
         serving = Serving(
             engine=engine,
             http=address_of(bound) if bound else None,

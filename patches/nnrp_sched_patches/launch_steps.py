@@ -5,17 +5,22 @@ import contextlib
 import io
 import logging
 import multiprocessing
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from importlib import import_module
 from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from nnrp_sched.engine.port import EngineDescription
 from nnrp_sched.errors import NnrpSchedError, StartError
 from nnrp_sched_patches.bindings import Binding
+from nnrp_sched_patches.control import Control
 from nnrp_sched_patches.engine_errors import EngineErrors
+from nnrp_sched_patches.frontend import ledger_of
+from nnrp_sched_patches.hello import HelloReceipt
+from nnrp_sched_patches.ledger_feed import followed
 from nnrp_sched_patches.serving_seams import ServingObjects
 from nnrp_sched_patches.version import InstalledVllm
 from nnrp_sched_patches.vllm_engine import VllmEngine
@@ -80,12 +85,13 @@ async def chat_engine(
     tasks: Any,
     *,
     app: Any,
-    installed: InstalledVllm,
-    binding: Binding | None,
+    control: Control | None,
+    described: EngineDescription,
 ) -> VllmEngine:
     """The engine port over vLLM's serving objects, those of its HTTP app where there is one.
 
-    Raises StartError for a model that does not generate text.
+    `described` lacks what only vLLM's state tells. Raises StartError for a model that does not
+    generate text.
     """
     state = import_module("starlette.datastructures").State() if app is None else app.state
     await vllm["init_app_state"](llm, state, parsed, tasks)
@@ -97,14 +103,44 @@ async def chat_engine(
     models = state.openai_serving_models
     names = [base.name for base in models.base_model_paths]
     names += list(getattr(models, "lora_requests", {}))
-    description = EngineDescription(
-        family="vllm",
+    complete = msgspec.structs.replace(
+        described,
         models=tuple(names),
         tool_calls=bool(parsed.enable_auto_tool_choice and parsed.tool_call_parser),
+    )
+    return VllmEngine(llm, chat, vllm["ChatCompletionRequest"], complete, control)
+
+
+def description(
+    installed: InstalledVllm, binding: Binding | None, receipts: Sequence[HelloReceipt]
+) -> EngineDescription:
+    """What the hellos tell of the engine."""
+    engine = next((receipt for receipt in receipts if receipt.process == "engine"), None)
+    return EngineDescription(
+        family="vllm",
+        models=(),
+        tool_calls=False,
         version=installed.version,
         binding=binding.family.name if binding else None,
+        priority_policy=engine.policy if engine else None,
+        live_queue=bool(receipts) and all(receipt.patched for receipt in receipts),
     )
-    return VllmEngine(llm, chat, vllm["ChatCompletionRequest"], description)
+
+
+@contextlib.asynccontextmanager
+async def control_over(
+    llm: Any, receipts: Sequence[HelloReceipt]
+) -> AsyncGenerator[Control | None, None]:
+    """The control of a patched vLLM, its ledger kept up to date while the context is open.
+
+    None where a process did not say that it is patched.
+    """
+    if not receipts or not all(receipt.patched for receipt in receipts):
+        yield None
+        return
+    ledger = ledger_of(llm.output_processor)
+    async with followed(llm, ledger):
+        yield Control(llm, ledger)
 
 
 @contextlib.contextmanager

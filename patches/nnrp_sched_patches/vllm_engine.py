@@ -7,21 +7,26 @@ of that is done again here. The only keys of a body that change are `request_id`
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import anyio
 import msgspec
 from anyio.lowlevel import checkpoint
 
-from nnrp_sched.engine.port import AbortReceipt, ChatBody, ChatCall, EngineDescription
+from nnrp_sched.engine.port import AbortBy, AbortReceipt, ChatBody, ChatCall, EngineDescription
+from nnrp_sched.engine.records import QueueSnapshot, Reprioritized
 from nnrp_sched.errors import BackendError
 from nnrp_sched_patches.backend_errors import (
     from_error_object,
     from_exception,
     from_validation_error,
 )
+from nnrp_sched_patches.control import Control
+from nnrp_sched_patches.frontend import ledger_of
+from nnrp_sched_patches.ledger import Ledger
 from nnrp_sched_patches.live_calls import LiveCall, LiveCalls, registration
+from nnrp_sched_patches.origin import origin
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -36,17 +41,23 @@ class VllmEngine:
     """Serves chats through the `OpenAIServingChat` of an app state that `init_app_state` filled."""
 
     def __init__(
-        self, engine: Any, chat: Any, request_class: Any, description: EngineDescription
+        self,
+        engine: Any,
+        chat: Any,
+        request_class: Any,
+        description: EngineDescription,
+        control: Control | None = None,
     ) -> None:
         """`engine` is the AsyncLLM, `chat` vLLM's OpenAIServingChat over it.
 
-        `request_class` is vLLM's ChatCompletionRequest.
+        `request_class` is vLLM's ChatCompletionRequest; `control` there is where vLLM is patched.
         """
         self._engine = engine
         self._chat = chat
         self._request_class = request_class
         self._description = description
-        self._calls = LiveCalls()
+        self._control = control
+        self._calls = LiveCalls(None if control is None else control.ledger)
 
     @property
     def description(self) -> EngineDescription:
@@ -59,6 +70,11 @@ class VllmEngine:
         return self._engine
 
     @property
+    def ledger(self) -> Ledger:
+        """Every request of this vLLM's frontend; fed by the patches, and empty without them."""
+        return ledger_of(self._engine.output_processor)
+
+    @property
     def calls_in_flight(self) -> int:
         """How many calls have not ended."""
         return len(self._calls)
@@ -69,7 +85,7 @@ class VllmEngine:
         Raises BackendError. The answer to a call aborted while it ran is what was produced until
         then, with the finish reason `abort`.
         """
-        live = self._calls.open(call.request_id)
+        live = self._calls.open(call)
         try:
             answer: Any = None
             with live.admission:
@@ -89,7 +105,7 @@ class VllmEngine:
 
         Raises BackendError, by the first step of the iteration when vLLM refuses the body.
         """
-        live = self._calls.open(call.request_id)
+        live = self._calls.open(call)
         events: Any = None
         try:
             # A cancel scope must not be open across a yield, so the part before the first chunk
@@ -99,7 +115,8 @@ class VllmEngine:
                 events = await self._create(call, live)
                 if hasattr(events, "model_dump_json"):
                     raise _not_a_boolean()
-                event = await self._next(events)
+                with origin(live.origin):
+                    event = await self._next(events)
             _raise_if_aborted(live)
             live.answering = True
             while event is not None:
@@ -113,39 +130,59 @@ class VllmEngine:
             await self._end(live, events)
 
     async def abort(self, request_id: str) -> AbortReceipt:
-        """Stop every call in flight with that id, over vLLM's public interface.
+        """Stop every call in flight with that id; the receipt is that of the last one.
 
-        Never authoritative: the engine takes an abort without an answer. `state` is `admitting`
-        while vLLM's frontend does not have the request yet, `running` when tokens came from it, and
-        else `unknown`: waiting and prefilling look alike from here.
+        Over a patched vLLM the scheduler's own word. Else over vLLM's public interface and never
+        authoritative, because the engine takes an abort without an answer: `state` is then
+        `admitting` while vLLM's frontend does not have the request yet, `running` when tokens came
+        from it, and else `unknown`, as waiting and prefilling look alike from here.
         """
+        if self._control is not None:
+            ended = self._control.ledger.find(request_id)
+            entries = [live.entry for live in self._calls.of(request_id) if live.entry is not None]
+            receipts = await self._control.abort(entries or ([ended] if ended else []))
+            if receipts:
+                return msgspec.structs.replace(receipts[-1], request_id=request_id)
         started = time.monotonic_ns()
         receipt = AbortReceipt(
             request_id=request_id,
             state="unknown",
             accepted=False,
-            authoritative=False,
+            authoritative=self._control is not None,
             tokens=None,
             latency_ms=0.0,
         )
         for live in self._calls.of(request_id):
-            found = registration(self._engine, live.external_id)
-            if found is not None:
-                live.aborted = True
-                await self._engine.abort(found.handles, internal=True)
-                receipt = msgspec.structs.replace(
-                    receipt, state=found.state, accepted=True, tokens=found.tokens
-                )
-            elif live.answering:
-                receipt = msgspec.structs.replace(receipt, state="finished")
-            else:
-                live.aborted = True
-                live.admission.cancel()
-                receipt = msgspec.structs.replace(
-                    receipt, state="admitting", accepted=True, tokens=0
-                )
+            receipt = msgspec.structs.replace(
+                await live.abort_publicly(self._engine), request_id=request_id
+            )
         latency_ms = (time.monotonic_ns() - started) / 1e6
         return msgspec.structs.replace(receipt, latency_ms=latency_ms)
+
+    async def abort_operations(self, ids: Sequence[str], *, by: AbortBy) -> list[AbortReceipt]:
+        """Stop live requests by what users know of them (`Engine`).
+
+        Without patches only the chats of this port are known, and those over HTTP are not.
+        """
+        if self._control is not None:
+            return await self._control.abort_operations(ids, by=by)
+        receipts = await self._calls.abort_publicly(self._engine, ids, by)
+        if by != "id":
+            return list(receipts.values())
+        nothing = AbortReceipt("", "unknown", False, False, None, 0.0)
+        return [receipts.get(i) or msgspec.structs.replace(nothing, request_id=i) for i in ids]
+
+    async def queue(self) -> QueueSnapshot:
+        """Every live request; without patches only the chats of this port, as its frontend sees."""
+        if self._control is not None:
+            return await self._control.queue()
+        return self._calls.snapshot(self._engine)
+
+    async def reprioritize(self, request_id: str, priority: int) -> Reprioritized:
+        """Change a waiting request's priority (lower is sooner); needs the patches."""
+        if self._control is not None:
+            return await self._control.reprioritize(request_id, priority)
+        return Reprioritized(request_id, applied=False, reason="unsupported")
 
     async def _create(self, call: ChatCall, live: LiveCall) -> Any:
         """vLLM's answer: a response object or its generator of server-sent events."""
@@ -156,7 +193,8 @@ class VllmEngine:
         task = asyncio.current_task()
         cancellations = task.cancelling() if task else 0
         try:
-            answer = await self._chat.create_chat_completion(request, None)
+            with origin(live.origin):
+                answer = await self._chat.create_chat_completion(request, None)
         except Exception as error:
             raise from_exception(self._chat, error) from error
         if task and task.cancelling() > cancellations:
@@ -193,6 +231,9 @@ class VllmEngine:
         """Leave nothing of a call behind, however it ended."""
         try:
             with anyio.CancelScope(shield=True):
+                if self._control is not None and live.entry is not None and live.entry.live_parts:
+                    # Before vLLM's own abort, which would tell nobody where the call stood.
+                    await self._control.abort([live.entry])
                 if hasattr(events, "aclose"):
                     await events.aclose()
                 # A call cancelled inside vLLM's admission stays registered there for ever

@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
+from nnrp_sched.cli import COMMANDS
 from nnrp_sched.client import connect
 from nnrp_sched.errors import PeerUnreachable
 from tests.support.serving import script
@@ -248,9 +249,7 @@ def test_help_does_not_import_what_it_does_not_need() -> None:
     assert done.stdout.strip().endswith("[]")
 
 
-@pytest.mark.parametrize(
-    "command", ["run", "serve", "chat", "capabilities", "doctor", "demo", "model"]
-)
+@pytest.mark.parametrize("command", list(COMMANDS))
 def test_each_command_has_help(command: str) -> None:
     done = run(command, "--help")
     assert done.returncode == 0

@@ -2,13 +2,18 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
+from nnrp_sched.client import connect
+from nnrp_sched.profile.workflow import Workflow
 from tests.cli.test_commands import SECONDS, run, serving
+from tests.support.serving import script
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
@@ -59,14 +64,47 @@ def test_each_make_command_is_a_target(command: str) -> None:
     "command", [line for line in COMMANDS if line.startswith(("nnrp-sched chat", "nnrp-sched cap"))]
 )
 def test_each_client_command_runs(command: str) -> None:
-    import shlex
-
     name, *arguments = shlex.split(command)[1:]
     with serving("--listen", "nnrp://127.0.0.1:0") as (_, ready):
         variable = {f"NNRP_SCHED_{name.upper()}_ENDPOINT": ready["endpoints"][0]}
         done = run(name, *arguments, **variable)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [line for line in COMMANDS if line.startswith(("nnrp-sched ps", "nnrp-sched cancel"))],
+)
+@pytest.mark.anyio
+async def test_each_scheduling_command_shows_or_ends_what_runs(command: str) -> None:
+    _, name, *arguments = shlex.split(command)
+    with serving("--listen", "nnrp://127.0.0.1:0") as (_, ready), anyio.fail_after(SECONDS):
+        endpoint = ready["endpoints"][0]
+        async with connect(endpoint) as connection, connection.session() as session:
+            workflow = Workflow(program="nightly-report")
+            chats = [session.chat(script(text="x", hold=True), workflow=workflow) for _ in range(7)]
+            async with anyio.create_task_group() as tasks:
+                for chat in chats:
+                    tasks.start_soon(chat.result)
+                while len((await session.queue()).operations) < len(chats):
+                    pass
+                # The ids of the README are those of the seventh operation of the first session.
+                frame = str(chats[-1].name)
+                arguments = [frame if each == "1.7" else each for each in arguments]
+                process = await anyio.open_process(
+                    [sys.executable, "-m", "nnrp_sched", name, *arguments, "--endpoint", endpoint]
+                )
+                assert process.stdout is not None
+                text = b""
+                while frame.encode() not in text:
+                    text += await process.stdout.receive()
+                if "--watch" in arguments:
+                    process.terminate()
+                code = await process.wait()
+                await process.aclose()
+                assert code == 0 or "--watch" in arguments
+                tasks.cancel_scope.cancel()
 
 
 def test_the_doctor_command_runs() -> None:

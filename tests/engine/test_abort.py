@@ -75,7 +75,7 @@ async def test_an_aborted_stream_ends_with_what_it_had(serving: Serving) -> None
             if chunks == 5:
                 receipts.append(await serving.engine.abort("one"))
     (receipt,) = receipts
-    assert (receipt.state, receipt.accepted, receipt.authoritative) == ("running", True, False)
+    assert (receipt.state, receipt.accepted, receipt.authoritative) == ("running", True, True)
     assert receipt.tokens is not None
     assert 1 <= receipt.tokens <= 20
     assert finished[-1] == "abort"
@@ -202,9 +202,9 @@ async def test_several_choices_are_aborted_together_and_leave_no_parent(serving:
 async def test_an_abort_of_an_unknown_or_ended_call_says_so(serving: Serving) -> None:
     with anyio.fail_after(60):
         await serving.engine.complete(ChatCall("done", body(max_tokens=2)))
-        for request_id in ("done", "never"):
+        for request_id, state in (("done", "finished"), ("never", "unknown")):
             receipt = await serving.engine.abort(request_id)
-            assert (receipt.state, receipt.accepted) == ("unknown", False)
+            assert (receipt.state, receipt.accepted) == (state, False)
 
 
 async def test_two_calls_with_one_id_are_not_mixed_up(serving: Serving) -> None:

@@ -38,11 +38,17 @@ def test_the_installed_version_is_bound_and_an_anchor() -> None:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The modules of all seams, copied."""
     root = tmp_path_factory.mktemp("source") / "vllm"
-    for seam in _family().seams:
-        relative = Path(*seam.module.split(".")[1:]).with_suffix(".py")
+    installed = _installed().root
+    for relative in {_relative(installed, seam) for seam in _family().seams}:
         (root / relative).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(_installed().root / relative, root / relative)
+        shutil.copy(installed / relative, root / relative)
     return root
+
+
+def _relative(root: Path, seam: Seam) -> Path:
+    """Where a seam's module is in the package folder `root`."""
+    path = Path(*seam.module.split(".")[1:])
+    return path / "__init__.py" if (root / path).is_dir() else path.with_suffix(".py")
 
 
 def _without(source: str, seam: Seam) -> str:
@@ -67,12 +73,14 @@ def _rename_members(owner: ast.ClassDef, name: str) -> None:
             part.name = f"renamed_{name}"
         if isinstance(part, ast.Attribute) and part.attr == name:
             part.attr = f"renamed_{name}"
+        if isinstance(part, ast.Name) and part.id == name:
+            part.id = f"renamed_{name}"
 
 
 @pytest.mark.parametrize("seam", _family().seams, ids=str)
 def test_without_any_one_seam_the_layer_refuses_and_names_it(copy: Path, seam: Seam) -> None:
     same = InstalledVllm(root=copy, version=_installed().version)
-    path = copy.joinpath(*seam.module.split(".")[1:]).with_suffix(".py")
+    path = copy / _relative(copy, seam)
     original = path.read_text()
     path.write_text(_without(original, seam))
     try:
@@ -114,7 +122,8 @@ status = install.activate()
 assert status.active
 patched = slots()
 changed = {key for key in patched if before.get(key) is not patched[key]}
-assert {name for _, _, name in changed} == {"__init__", "nnrp_hello"}, changed
+hooked = {hook.seam.name.split(".")[-1] for hook in bind_installed().family.hooks}
+assert {name for _, _, name in changed} == hooked, changed
 install.activate()
 again = slots()
 assert all(patched[key] is again[key] for key in patched), "activated twice"

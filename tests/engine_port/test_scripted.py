@@ -270,7 +270,7 @@ async def test_an_abort_stops_the_text_where_it_is_even_within_a_delay() -> None
             tasks.start_soon(complete)
             await sleep.entered.wait()
             receipts.append(await engine.abort("r"))
-    assert receipts == [AbortReceipt("r", "waiting", True, True, 0, 0.0)]
+    assert receipts == [AbortReceipt("r", "running", True, True, 0, 0.0)]
     (choice,) = bodies[0]["choices"]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("abort", "")
 

@@ -6,12 +6,14 @@ import types
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from nnrp_sched.errors import UnsupportedVllm
 from nnrp_sched_patches import bindings
-from nnrp_sched_patches.bindings import FAMILIES, bind, bind_installed, faults
-from nnrp_sched_patches.seam import Seam
+from nnrp_sched_patches.bindings import FAMILIES, Family, bind, bind_installed, faults
+from nnrp_sched_patches.seam import Seam, SeamKind
 from nnrp_sched_patches.serving_seams import SERVING, ServingObjects, serving_faults
 from nnrp_sched_patches.version import InstalledVllm
 from tests.support.vllm_source import write_source
@@ -29,22 +31,50 @@ def _installed(root: Path, version: str | None) -> InstalledVllm:
     return InstalledVllm(root=root, version=version)
 
 
-@pytest.mark.parametrize("version", ["0.31.0", "0.32.0+cpu", "0.32.1", "0.33.0", "0.33.9.post1"])
-def test_versions_of_a_family_are_bound_to_it(root: Path, version: str) -> None:
-    bound = bind(_installed(root, version))
-    assert (bound.family.name, bound.version) == ("0.31.x", version)
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("0.18.0", "0.18.x"),
+        ("0.18.1+cpu", "0.18.x"),
+        ("0.22.9", "0.22.x"),
+        ("0.26.0", "0.26.x"),
+        ("0.27.1", "0.26.x"),
+        ("0.29.0rc1", "0.29.x"),
+        ("0.30.0", "0.29.x"),
+        ("0.31.0", "0.31.x"),
+        ("0.32.0+cpu", "0.31.x"),
+        ("0.33.9.post1", "0.31.x"),
+    ],
+)
+def test_a_version_is_bound_to_the_family_of_its_minor_line(
+    tmp_path: Path, version: str, name: str
+) -> None:
+    family = next(family for family in FAMILIES if family.name == name)
+    bound = bind(_installed(write_source(tmp_path / "vllm", family.seams), version))
+    assert (bound.family, bound.version) == (family, version)
 
 
-@pytest.mark.parametrize("version", ["0.17.0", "0.30.0", "0.34.0", "1.0.0", "dev", None])
-def test_another_version_is_refused_by_name_with_the_anchors(
+@pytest.mark.parametrize(
+    "version",
+    ["0.17.0", "0.19.0", "0.20.2", "0.21.0", "0.23.0", "0.25.1", "0.28.0", "0.34.0", "dev", None],
+)
+def test_another_version_is_refused_by_name_with_families_and_anchors(
     root: Path, version: str | None
 ) -> None:
     with pytest.raises(UnsupportedVllm) as refusal:
         bind(_installed(root, version))
     text = str(refusal.value)
     assert (version or "of unknown version") in text
-    assert "0.31.x (>=0.31,<0.34)" in text
-    assert "tested on a real engine: 0.31.x: 0.32.0" in text
+    for family in FAMILIES:
+        assert f"{family.name} ({family.versions})" in text
+    _assert_all_anchors_in(text)
+
+
+def _assert_all_anchors_in(text: str) -> None:
+    _, _, told = text.partition("tested on a real engine: ")
+    for family in FAMILIES:
+        assert f"{family.name}: {family.anchors}" in told
+    assert "0.29.x: none" in told
 
 
 def test_another_version_is_told_which_features_of_the_newest_family_it_misses(
@@ -52,24 +82,40 @@ def test_another_version_is_told_which_features_of_the_newest_family_it_misses(
 ) -> None:
     root = write_source(tmp_path / "vllm", [])
     with pytest.raises(UnsupportedVllm, match="_handle_blocked_waiting_request"):
-        bind(_installed(root, "0.30.0"))
+        bind(_installed(root, "0.28.0"))
 
 
-@pytest.mark.parametrize("probe", NEWEST.probes, ids=str)
+@pytest.mark.parametrize(
+    ("family", "probe"),
+    [(family, probe) for family in FAMILIES for probe in family.probes],
+    ids=lambda each: str(each) if isinstance(each, Seam) else each.name,
+)
 def test_a_version_whose_source_disagrees_with_a_probe_is_refused(
-    tmp_path: Path, probe: Seam
+    tmp_path: Path, family: Family, probe: Seam
 ) -> None:
-    rest = [seam for seam in NEWEST.seams if seam != probe]
-    root = write_source(tmp_path / "vllm", rest)
+    root = write_source(tmp_path / "vllm", _disagreeing(family.seams, probe))
+    stated = family.versions.partition(",")[0].removeprefix(">=")
     with pytest.raises(UnsupportedVllm) as refusal:
-        bind(_installed(root, "0.32.0"))
-    assert str(probe) in str(refusal.value)
-    assert "0.32.0" in str(refusal.value)
+        bind(_installed(root, stated))
+    text = str(refusal.value)
+    assert f"vLLM {stated} " in text
+    assert family.name in text
+    assert str(probe) in text
+    _assert_all_anchors_in(text)
+
+
+def _disagreeing(seams: tuple[Seam, ...], probe: Seam) -> list[Seam]:
+    """Seams of a source that fits but for one probe: what must not be there is, or the reverse."""
+    if probe.kind is SeamKind.ABSENT:
+        return [*seams, replace(probe, kind=SeamKind.FUNCTION)]
+    if probe.without:
+        return [*seams, replace(probe, parameters=probe.without)]
+    return [seam for seam in seams if seam != probe]
 
 
 def test_a_family_and_its_faults_are_told_apart_for_diagnostics(root: Path) -> None:
     assert faults(_installed(root, "0.32.0")) == (NEWEST, [])
-    assert faults(_installed(root, "0.30.0"))[0] is None
+    assert faults(_installed(root, "0.28.0"))[0] is None
 
 
 def test_no_vllm_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,10 +124,13 @@ def test_no_vllm_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         bind_installed()
 
 
-def test_families_do_not_overlap_and_name_a_tested_version_inside_their_range() -> None:
+def test_families_do_not_overlap_and_their_tested_versions_are_inside_their_range() -> None:
+    for version in (Version(f"0.{minor}.{patch}") for minor in range(40) for patch in range(3)):
+        inside = [family for family in FAMILIES if version in SpecifierSet(family.versions)]
+        assert inside in ([], [bindings.family_of(version)])
     for family in FAMILIES:
-        for version in family.tested:
-            assert bindings.family_of(Version(version)) is family
+        for tested in family.tested:
+            assert bindings.family_of(Version(tested)) is family
 
 
 def test_every_hook_body_exists_in_the_patch_layer() -> None:

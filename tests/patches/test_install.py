@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nnrp_sched.errors import UnsupportedVllm
-from nnrp_sched_patches.bindings import HookForm
+from nnrp_sched_patches.hook import HookForm
 from nnrp_sched_patches.hook_forms import MAX_FAILURES
 from nnrp_sched_patches.install import INSTALLED, LEFT, TURNED_OFF, WAITING, PatchLayer, slots
 from tests.support.toy_vllm import (

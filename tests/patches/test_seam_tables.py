@@ -4,6 +4,7 @@ The sources come from `python -m tools.vllm_sources` (1.2 GB to download, once);
 fetches them. A version that was not fetched is skipped by name.
 """
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from nnrp_sched_patches.bindings import FAMILIES, Family, bind, family_of, sourc
 from nnrp_sched_patches.native_features import NATIVE
 from nnrp_sched_patches.seam import verify
 from nnrp_sched_patches.serving_seams import serving_faults
+from nnrp_sched_patches.source_tree import FunctionNode, SourceTree, binding
 from nnrp_sched_patches.version import InstalledVllm, version_of_source
 from tools.vllm_sources import WHEELS, source_root
 
@@ -52,6 +54,39 @@ def test_the_probes_of_every_other_family_refuse_a_version(version: str) -> None
     own = family_of(Version(version))
     fitting = [family.name for family in FAMILIES if not verify(root, family.probes)]
     assert fitting == ([] if own is None else [own.name])
+
+
+READ_BY_PLACE = {
+    ("vllm.v1.engine.async_llm", "AsyncLLM.add_request"): {"request_id": 0, "trace_headers": 6},
+    ("vllm.v1.engine.output_processor", "OutputProcessor.add_request"): {"request": 0},
+    ("vllm.v1.engine.output_processor", "OutputProcessor.process_outputs"): {
+        "engine_core_outputs": 0,
+        "engine_core_timestamp": 1,
+    },
+    ("vllm.v1.core.sched.scheduler", "Scheduler.add_request"): {"request": 0},
+    ("vllm.v1.core.sched.scheduler", "Scheduler.finish_requests"): {"finished_status": 1},
+    ("vllm.v1.core.sched.scheduler", "Scheduler._free_request"): {"request": 0},
+}
+"""Arguments that the hooks' bodies take by place, after `self`, when they are not given by name."""
+
+
+@pytest.mark.parametrize("version", KNOWN)
+def test_arguments_that_hooks_read_by_place_stand_there(version: str) -> None:
+    source = SourceTree(_root(version))
+    for (module, name), places in READ_BY_PLACE.items():
+        assert any(
+            (hook.seam.module, hook.seam.name) == (module, name) for hook in _family(version).hooks
+        )
+        path = source.module_path(module)
+        assert path is not None
+        owner_name, _, method_name = name.partition(".")
+        owner = binding(source.body(path), owner_name)
+        assert isinstance(owner, ast.ClassDef)
+        method = binding(owner.body, method_name)
+        assert isinstance(method, FunctionNode)
+        # The first one is `self`.
+        order = [argument.arg for argument in (*method.args.posonlyargs, *method.args.args)][1:]
+        assert {parameter: order.index(parameter) for parameter in places} == places
 
 
 @pytest.mark.parametrize("version", WHEELS)

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from nnrp_sched.client import Chat
+from nnrp_sched.engine.opaque import OpaqueQueue
 from nnrp_sched.engine.scripted import ScriptedEngine
 from nnrp_sched.profile import (
     Cancelled,
@@ -211,7 +212,7 @@ async def test_tool_calls_stream_to_a_completed_event_with_all_arguments() -> No
     ]
 
 
-class _BrokenEngine:
+class _BrokenEngine(OpaqueQueue):
     """An engine whose code has a fault."""
 
     def __init__(self, inner: Any) -> None:
@@ -242,7 +243,7 @@ async def test_a_fault_in_the_engine_s_code_ends_one_operation_and_harms_no_othe
     assert "ZeroDivisionError" in caplog.text
 
 
-class _StrangeEngine:
+class _StrangeEngine(OpaqueQueue):
     """An engine that answers a call without streaming as it is told."""
 
     def __init__(self, answer: Callable[[], Any]) -> None:

@@ -1,8 +1,8 @@
 """A server on the scripted engine and clients beside it, all in memory."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 
@@ -10,6 +10,7 @@ from nnrp_sched.client import Connection, Session
 from nnrp_sched.client.connection import over_carrier
 from nnrp_sched.engine.port import Engine
 from nnrp_sched.engine.scripted import ScriptedEngine
+from nnrp_sched.observe.observers import Observer
 from nnrp_sched.server import Server, ServerLimits
 from nnrp_sched.transport import Carrier, background_tasks, memory_pair
 
@@ -30,15 +31,17 @@ def script(**members: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def scripted_server(
-    engine: Engine | None = None, limits: ServerLimits | None = None
+    engine: Engine | None = None,
+    limits: ServerLimits | None = None,
+    observers: Iterable[Observer] = (),
 ) -> AsyncGenerator["InMemory", None]:
     """A server whose connections are memory pairs."""
     async with background_tasks() as tasks:
-        server = Server(engine or ScriptedEngine(), limits)
+        server = Server(engine or ScriptedEngine(), limits, observers)
         carriers: list[Carrier] = []
 
-        def dial() -> Carrier:
-            ours, theirs = memory_pair()
+        def dial(*, same_host: bool = True) -> Carrier:
+            ours, theirs = memory_pair(same_host=same_host)
             carriers.append(ours)
             tasks.start_soon(server.serve_carrier, theirs)
             return ours
@@ -55,15 +58,21 @@ async def scripted_server(
 class InMemory:
     """A running server and how to reach it."""
 
-    def __init__(self, server: Server, dial: Callable[[], Carrier]) -> None:
+    def __init__(self, server: Server, dial: "Dial") -> None:
         self.server = server
         self.dial = dial
 
     @asynccontextmanager
-    async def connect(self) -> AsyncGenerator[Connection, None]:
+    async def connect(self, *, same_host: bool = True) -> AsyncGenerator[Connection, None]:
         """A client connection to the server."""
-        async with over_carrier(self.dial()) as connection:
+        async with over_carrier(self.dial(same_host=same_host)) as connection:
             yield connection
+
+
+class Dial(Protocol):
+    """Makes a carrier to the server; one that seems to come from elsewhere on request."""
+
+    def __call__(self, *, same_host: bool = True) -> Carrier: ...
 
 
 @asynccontextmanager

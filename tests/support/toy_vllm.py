@@ -6,7 +6,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from nnrp_sched_patches.bindings import Binding, Family, Hook, HookForm
+from nnrp_sched_patches.bindings import Binding, Family
+from nnrp_sched_patches.hook import Hook, HookForm
 from nnrp_sched_patches.seam import Seam, SeamKind
 
 ENGINE = "toy_vllm_engine"

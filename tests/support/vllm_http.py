@@ -8,9 +8,11 @@ from typing import Any
 import anyio.to_thread
 
 
-async def post_chat(address: str, body: dict[str, Any]) -> tuple[int, Any]:
+async def post_chat(
+    address: str, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> tuple[int, Any]:
     """Status and answer of one chat: an object, or the list of chunks of a stream."""
-    return await anyio.to_thread.run_sync(_post, address, body)
+    return await anyio.to_thread.run_sync(_post, address, body, headers or {})
 
 
 async def get(address: str, path: str) -> tuple[int, str]:
@@ -28,10 +30,10 @@ def _get(address: str, path: str) -> tuple[int, str]:
         connection.close()
 
 
-def _post(address: str, body: dict[str, Any]) -> tuple[int, Any]:
+def _post(address: str, body: dict[str, Any], more: dict[str, str]) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(address, timeout=120)
     try:
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **more}
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         answer = connection.getresponse()
         text = answer.read().decode()

@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from nnrp_sched_patches.seam import Seam, SeamKind
 
 _FORMS = {
@@ -27,7 +29,9 @@ def write_source(root: Path, seams: Iterable[Seam]) -> Path:
         else:
             modules[seam.module][owner].append(seam)
     for module, owners in modules.items():
-        path = root.joinpath(*module.split(".")[1:]).with_suffix(".py")
+        path = root.joinpath(*module.split(".")[1:])
+        is_package = any(other.startswith(f"{module}.") for other in modules)
+        path = path / "__init__.py" if is_package else path.with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
         blocks = [_block(owner, members) for owner, members in owners.items()]
         path.write_text("\n\n".join(blocks) + "\n")
@@ -36,7 +40,13 @@ def write_source(root: Path, seams: Iterable[Seam]) -> Path:
 
 def _block(owner: str, members: list[Seam]) -> str:
     assigned = [seam for seam in members if seam.kind is SeamKind.INSTANCE_ATTRIBUTE]
-    written = {seam.name: seam for seam in members if seam.kind in _FORMS}
+    written: dict[str, Seam] = {}
+    for seam in members:
+        if seam.kind in _FORMS:
+            # Several rows may ask for one name, each with its parameters.
+            known = written.get(seam.name, seam).parameters
+            together = tuple(dict.fromkeys((*known, *seam.parameters)))
+            written[seam.name] = msgspec.structs.replace(seam, parameters=together)
     lines = [_definition(seam, method=bool(owner)) for seam in written.values()]
     if assigned:
         # A constructor that is a seam itself keeps its parameters.

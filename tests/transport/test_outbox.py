@@ -14,6 +14,7 @@ class StubCarrier:
     """Records writes; has no room while `open` is unset."""
 
     name = "stub"
+    same_host = True
 
     def __init__(self) -> None:
         self.writes: list[bytes] = []

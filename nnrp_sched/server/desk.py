@@ -1,0 +1,102 @@
+"""What control requests act on: the engine and the operations, as far as one peer may."""
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import anyio
+
+from nnrp_sched.engine.port import Engine
+from nnrp_sched.engine.records import AbortReceipt, QueueSnapshot, Reprioritized
+from nnrp_sched.profile.control_bodies import AbortBody
+from nnrp_sched.server.directory import Directory
+from nnrp_sched.server.operation import Operation
+from nnrp_sched.server.principal import Principal
+
+logger = logging.getLogger(__name__)
+
+
+class Desk:
+    """The requests of one peer."""
+
+    def __init__(
+        self, engine: Engine, directory: Directory, principal: Principal, *, abort_seconds: float
+    ) -> None:
+        """`abort_seconds` bounds how long operations wait for the engine to confirm their abort."""
+        self.engine = engine
+        self._directory = directory
+        self._principal = principal
+        self._abort_seconds = abort_seconds
+
+    async def queue(self) -> QueueSnapshot:
+        """The queue as this peer may see it."""
+        return self._principal.view(await self.engine.queue())
+
+    async def abort(self, wanted: AbortBody) -> list[AbortReceipt]:
+        """End operations: one receipt for each id, or for each live operation of the name.
+
+        Of the server's own operations the peers are told; what else there is, HTTP requests, only
+        the engine knows. Operations that start later are not covered.
+        """
+        if wanted.by == "id":
+            found = await self._abort_ids(wanted.names)
+            return [found.get(name) or _unknown(name) for name in wanted.names]
+        (name,) = wanted.names
+        ours = [
+            each for each in self._directory.of(wanted.by, name) if self._principal.sees(each.name)
+        ]
+        receipts = await self._abort_own(ours, ())
+        if self._principal.operator:
+            for each in await self.engine.abort_operations([name], by=wanted.by):
+                receipts.setdefault(each.request_id, each)
+        return list(receipts.values())
+
+    async def _abort_ids(self, names: Iterable[str]) -> dict[str, AbortReceipt]:
+        ours: list[Operation] = []
+        others: list[str] = []
+        for name in dict.fromkeys(names):
+            operation = self._directory.get(name) if self._principal.sees(name) else None
+            if operation is not None:
+                ours.append(operation)
+            elif self._principal.operator:
+                others.append(name)
+        return await self._abort_own(ours, others)
+
+    async def _abort_own(
+        self, operations: Sequence[Operation], others: Sequence[str]
+    ) -> dict[str, AbortReceipt]:
+        """End operations, and requests that are none, by one call to the engine."""
+        claimed = [each for each in operations if each.claim_abort()]
+        receipts: dict[str, AbortReceipt] = {}
+        names = [*(each.name for each in claimed), *others]
+        try:
+            # Shielded: these operations end now, whatever becomes of who asked for it.
+            with anyio.move_on_after(self._abort_seconds, shield=True):
+                if names:
+                    answered = await self.engine.abort_operations(names, by="id")
+                    receipts = {each.request_id: each for each in answered}
+                for each in claimed:
+                    if each.name not in receipts or receipts[each.name].state == "unknown":
+                        # On its way into the engine: only its handle is known there yet.
+                        receipts[each.name] = await self.engine.abort(each.request_id)
+        except Exception:
+            # The engine's code: the operations end without a receipt, and say so.
+            logger.exception("the abort of %s failed", names)
+        finally:
+            for each in claimed:
+                each.settle_abort(receipts.get(each.name))
+        for each in operations:
+            receipts[each.name] = await each.abort_receipt()
+        return receipts
+
+    async def reprioritize(self, name: str, priority: int) -> Reprioritized:
+        """Change the priority of one operation."""
+        operation = self._directory.get(name) if self._principal.sees(name) else None
+        if operation is not None:
+            return await operation.reprioritize(priority)
+        if self._principal.operator:
+            return await self.engine.reprioritize(name, priority)
+        return Reprioritized(name, applied=False, reason="unknown")
+
+
+def _unknown(name: str) -> AbortReceipt:
+    return AbortReceipt(name, "unknown", False, True, None, 0.0)

@@ -1,0 +1,154 @@
+"""From a submitted document to an operation that is ready to run."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from msgspec import Struct
+
+from nnrp_sched.engine.port import Engine
+from nnrp_sched.engine.records import Caller
+from nnrp_sched.errors import ProfileError
+from nnrp_sched.observe.observers import Observers
+from nnrp_sched.observe.record import TraceObservation
+from nnrp_sched.profile import ControlRequest, parse_control, parse_envelope, profile_error
+from nnrp_sched.profile.workflow import parse_workflow
+from nnrp_sched.server import control
+from nnrp_sched.server.admission import Admission
+from nnrp_sched.server.control_operation import ControlOperation
+from nnrp_sched.server.desk import Desk
+from nnrp_sched.server.directory import Directory
+from nnrp_sched.server.ending import Ending
+from nnrp_sched.server.limits import ServerLimits
+from nnrp_sched.server.observation import Observation, Submitted
+from nnrp_sched.server.operation import Operation
+from nnrp_sched.server.principal import Principal, operation_name
+from nnrp_sched.server.priority import submit_priority
+from nnrp_sched.server.terminal import OperationChannel
+from nnrp_sched.server.trace import OperationTrace
+from nnrp_sched.wire import SubmitReceived, TraceContext
+
+CHATS = frozenset({"chat.completions.create"})
+"""Level 1 of the profile (seed 003, section 4)."""
+
+
+class LiveOperation(Protocol):
+    """What a session knows of its operations."""
+
+    @property
+    def endless(self) -> bool:
+        """Whether it ends only when told to."""
+        ...
+
+    def stop(self, ending: Ending) -> None:
+        """End it; its terminal follows."""
+        ...
+
+    def take_trace(self, context: TraceContext) -> None:
+        """A trace context of its own came."""
+        ...
+
+    async def run(self) -> None:
+        """Do the work and send the one terminal."""
+        ...
+
+
+class Admitted(Struct, frozen=True):
+    """An operation that has its place in the server."""
+
+    operation: LiveOperation
+    release: Callable[[], None]
+    """Gives the place back; to be called once the operation has ended."""
+
+
+class Shared(Struct, frozen=True):
+    """What the connections of one server have in common."""
+
+    engine: Engine
+    limits: ServerLimits
+    admission: Admission
+    directory: Directory
+    observers: Observers = Observers()
+
+
+class Intake:
+    """Takes in the submits of one connection."""
+
+    def __init__(self, shared: Shared, principal: Principal, transport: str) -> None:
+        self._shared = shared
+        self._transport = transport
+        self._desk = Desk(
+            shared.engine,
+            shared.directory,
+            principal,
+            abort_seconds=shared.limits.abort_seconds,
+        )
+
+    def observation(self, event: SubmitReceived, default: TraceObservation | None) -> Observation:
+        """What will be known of a submit; `default` is its session's trace context."""
+        submitted = Submitted(
+            session_id=event.session_id,
+            frame_id=event.frame_id,
+            operation_id=event.operation_id,
+            header_trace_id=event.trace_id,
+            transport=self._transport,
+        )
+        shared = self._shared
+        trace = OperationTrace(default)
+        return Observation(submitted, trace, shared.engine.description, shared.observers)
+
+    def admit(
+        self,
+        event: SubmitReceived,
+        session_class: int,
+        channel: OperationChannel,
+        observation: Observation,
+    ) -> Admitted:
+        """The operation of a submit; raises `ProfileError` to refuse it."""
+        if event.fault is not None:
+            raise profile_error(event.fault.code, event.fault.message)
+        try:
+            envelope = parse_envelope(event.document, CHATS)
+        except ProfileError as error:
+            if error.code != "unsupported_schema_version":
+                raise
+            request = parse_control(event.document, control.OPERATIONS)
+            if request is None:
+                raise
+            observation.withdraw()
+            return self._control(request, channel)
+        shared = self._shared
+        workflow = parse_workflow(envelope.extensions)
+        caller = Caller(
+            program=workflow.program,
+            agent=workflow.agent,
+            parent=workflow.parent,
+            operation=operation_name(event.session_id, event.frame_id),
+        )
+        priority = submit_priority(envelope, session_class, shared.engine.description)
+        derived = f"nnrp-{event.operation_id}-{event.frame_id}"
+        operation = Operation(
+            shared.admission.admit(envelope.request_id or derived),
+            envelope,
+            shared.engine,
+            channel,
+            caller=caller,
+            priority=priority,
+            abort_seconds=shared.limits.abort_seconds,
+            observation=observation,
+        )
+        observation.admitted(operation.request_id, caller, envelope.body)
+        shared.directory.add(operation)
+
+        def release() -> None:
+            shared.directory.remove(operation)
+            shared.admission.release(operation.request_id)
+
+        return Admitted(operation, release)
+
+    def _control(self, request: ControlRequest, channel: OperationChannel) -> Admitted:
+        admission = self._shared.admission
+        operation = ControlOperation(
+            request, self._desk, channel, seconds=self._shared.limits.control_seconds
+        )
+        admission.admit_control()
+        return Admitted(operation, admission.release_control)

@@ -1,0 +1,171 @@
+"""Abort with a receipt: the engine first, then vLLM's frontend (hooks.md 2.2, hooks-verified.md 4).
+
+The scheduler takes the request out and says where it stood; then the frontend ends the caller's
+stream by itself. The engine sends no end of its own, which vLLM would count as a first token.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from nnrp_sched.engine.records import AbortReceipt, RequestState
+from nnrp_sched_patches.channel import EngineGone, EngineRefused, EngineSilent, call_engine
+from nnrp_sched_patches.frontend import now_ms
+from nnrp_sched_patches.ledger import Ledger
+from nnrp_sched_patches.ledger_records import Entry, summed_state
+
+_LOGGER = logging.getLogger(__name__)
+
+ABORT = "nnrp_abort"
+
+ABORT_WAIT_S = 10.0
+"""The engine answers between two steps; a first step may take long (hooks-verified.md, C7)."""
+
+
+class EngineAnswer(Struct, frozen=True):
+    """What the scheduler did with one part."""
+
+    state: Literal["waiting", "blocked", "running", "preempted", "finished", "unknown"]
+    accepted: bool
+    tokens: int | None = None
+    engine_status: str | None = None
+
+
+class Aborter:
+    """Aborts requests of one frontend, each once: whoever comes second hears the first result."""
+
+    def __init__(self, engine: Any, ledger: Ledger, *, wait_s: float = ABORT_WAIT_S) -> None:
+        """`engine` is an AsyncLLM; waits `wait_s` seconds for its word."""
+        self._engine = engine
+        self._ledger = ledger
+        self._wait_s = wait_s
+        self._under_way: dict[int, asyncio.Task[None]] = {}
+
+    async def abort(self, entries: Sequence[Entry]) -> list[AbortReceipt]:
+        """One receipt for each entry, in order, under the ids that users see.
+
+        Goes through when the caller is cancelled meanwhile.
+        """
+        fresh = [
+            entry
+            for entry in dict.fromkeys(entries)
+            if entry.receipt is None and id(entry) not in self._under_way
+        ]
+        if fresh:
+            task = asyncio.create_task(self._abort(fresh), name="nnrp-sched abort")
+            self._under_way |= {id(entry): task for entry in fresh}
+        for entry in entries:
+            waiting = self._under_way.get(id(entry))
+            if waiting is not None:
+                await asyncio.shield(waiting)
+        return [entry.receipt or _receipt(entry, "unknown", now_ms()) for entry in entries]
+
+    async def _abort(self, entries: list[Entry]) -> None:
+        started = now_ms()
+        try:
+            inside: list[Entry] = []
+            for entry in entries:
+                if entry.finished is None and not entry.parts and entry.cancel is not None:
+                    entry.cancel()
+                    entry.receipt = _receipt(entry, "admitting", started, accepted=True, sure=True)
+                elif entry.finished is None:
+                    inside.append(entry)
+            await self._admitted(inside)
+            asked = {part.internal_id: entry for entry in inside for part in entry.live_parts}
+            if asked:
+                await self._ask(inside, list(asked), started)
+            for entry in entries:
+                if entry.receipt is None:
+                    # It ended by itself before the abort could reach it.
+                    ended = entry.finished is not None
+                    state: RequestState = "finished" if ended else entry.state
+                    sure = ended and self._ledger.engine_failure is None
+                    entry.receipt = _receipt(entry, state, started, sure=sure)
+        finally:
+            for entry in entries:
+                self._under_way.pop(id(entry), None)
+
+    async def _admitted(self, entries: Iterable[Entry]) -> None:
+        """Wait until vLLM has sent what it is admitting: before, the engine does not know it."""
+        with anyio.move_on_after(self._wait_s):
+            for entry in entries:
+                if entry.admissions:
+                    done = anyio.Event()
+                    entry.when_admitted.append(done.set)
+                    await done.wait()
+
+    async def _ask(self, entries: list[Entry], ids: list[str], started: float) -> None:
+        try:
+            answers = await engine_abort(self._engine, ids, wait_s=self._wait_s)
+        except EngineGone as error:
+            self._ledger.engine_died(str(error), now_ms())
+            return
+        except (EngineSilent, EngineRefused, msgspec.ValidationError) as error:
+            _LOGGER.warning("an abort goes over vLLM's public interface: %s", error)
+            await self._publicly(entries, started)
+            return
+        accepted = [one for one, answer in answers.items() if answer.accepted and one in ids]
+        finalise(self._engine.output_processor, accepted, entries)
+        at = now_ms()
+        for one in accepted:
+            self._ledger.end_part(one, "abort", at, answers[one].tokens)
+        for entry in entries:
+            told = {one: answers[one] for one in entry.parts if one in answers}
+            taken: list[RequestState] = [a.state for a in told.values() if a.accepted]
+            if not told:
+                continue
+            # What the engine has no more of has ended there, and its last output is on its way.
+            state: RequestState = summed_state(taken) if taken else "finished"
+            entry.receipt = _receipt(entry, state, started, accepted=bool(taken), sure=True)
+
+    async def _publicly(self, entries: list[Entry], started: float) -> None:
+        """Without the scheduler's word: vLLM takes the abort and says nothing."""
+        handles: dict[str, None] = {}
+        for entry in entries:
+            parts = entry.live_parts
+            handles |= {part.handle: None for part in parts}
+            if parts:
+                entry.receipt = _receipt(entry, entry.state, started, accepted=True)
+        await self._engine.abort(list(handles), internal=True)
+
+
+async def engine_abort(
+    engine: Any, ids: Sequence[str], *, wait_s: float
+) -> dict[str, EngineAnswer]:
+    """Take requests out of the scheduler by internal id, of whichever frontend they are.
+
+    Raises as `call_engine` does, or msgspec.ValidationError.
+    """
+    wanted = {"ids": list(ids), "client": engine.engine_core.client_index}
+    reply = await call_engine(engine, ABORT, wanted, wait_s=wait_s)
+    return msgspec.convert(reply.get("requests"), dict[str, EngineAnswer])
+
+
+def finalise(processor: Any, accepted: Sequence[str], entries: Iterable[Entry]) -> None:
+    """End the streams of parts that the engine has no more of, and leave no parent behind.
+
+    By their children's ids alone vLLM would keep the parent of several choices for ever (C9).
+    """
+    processor.abort_requests(accepted, internal=True)
+    for handle in {part.handle for entry in entries for part in entry.parts.values()}:
+        parent = processor.parent_requests.get(handle)
+        if parent is not None and not parent.child_requests:
+            del processor.parent_requests[handle]
+
+
+def _receipt(
+    entry: Entry, state: RequestState, started: float, *, accepted: bool = False, sure: bool = False
+) -> AbortReceipt:
+    return AbortReceipt(
+        request_id=entry.id,
+        state=state,
+        accepted=accepted,
+        authoritative=sure,
+        tokens=entry.tokens,
+        latency_ms=now_ms() - started,
+    )

@@ -1,0 +1,265 @@
+"""What an abort's receipt says in each state, on a real engine, and that nothing stays behind."""
+
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from importlib import import_module
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from nnrp_sched.engine.port import AbortReceipt, ChatCall
+from nnrp_sched.errors import BackendError
+from nnrp_sched_patches.launch import LaunchOptions, Serving, launch
+from tests.support.vllm_chats import body
+
+pytestmark = pytest.mark.anyio
+
+SLOTS = 2
+# Never counted up by vLLM for our aborts of requests that had no token.
+WATCHED = (
+    "vllm:time_to_first_token_seconds_count",
+    "vllm:request_prefill_time_seconds_sum",
+    "vllm:request_inference_time_seconds_sum",
+    "vllm:request_success_total",
+    "vllm:e2e_request_latency_seconds_count",
+    "vllm:prompt_tokens_total",
+)
+
+
+def long(**members: Any) -> dict[str, Any]:
+    """A chat that goes on for long."""
+    return body("Count.", max_tokens=1500, ignore_eos=True, **members)
+
+
+@pytest.fixture(scope="module")
+async def narrow(anyio_backend: str) -> AsyncIterator[Serving]:
+    """A patched vLLM that runs two requests at once."""
+    del anyio_backend
+    options = LaunchOptions(patch=True, vllm_arguments=("--max-num-seqs", str(SLOTS)))
+    async with launch(options) as running:
+        yield running
+
+
+class Chats:
+    """Chats under way, and how they ended."""
+
+    def __init__(self, serving: Serving) -> None:
+        self.serving = serving
+        self.reasons: dict[str, Any] = {}
+        self.heard: list[list[AbortReceipt]] = []
+        """The receipts of each abort."""
+
+    async def serve(self, name: str, **members: Any) -> None:
+        """Have a chat to its end."""
+        try:
+            answer = await self.serving.engine.complete(ChatCall(name, long(**members)))
+        except BackendError as error:
+            self.reasons[name] = error.status
+        else:
+            self.reasons[name] = [choice["finish_reason"] for choice in answer["choices"]]
+
+    async def reach(self, **states: str) -> None:
+        """Come back when chats stand where they should."""
+        while True:
+            shown = {one.id: one.state for one in (await self.serving.engine.queue()).operations}
+            if states.items() <= shown.items():
+                return
+            await checkpoint()
+
+    async def abort(self, *names: str) -> list[AbortReceipt]:
+        """Abort as a user would."""
+        self.heard.append(await self.serving.engine.abort_operations(names, by="id"))
+        return self.heard[-1]
+
+
+async def _clean(serving: Serving) -> None:
+    llm = serving.engine.async_llm
+    processor = llm.output_processor
+    assert (processor.request_states, processor.parent_requests) == ({}, {})
+    assert dict(processor.external_req_ids) == {}
+    assert serving.engine.ledger.live == []
+    reply = await llm.engine_core.call_utility_async("nnrp_queue", {})
+    assert (reply["running"], reply["waiting"], reply["blocked"]) == (0, 0, 0)
+
+
+def _counters() -> dict[str, float]:
+    registry = import_module("prometheus_client").REGISTRY
+    return {
+        f"{sample.name}{sorted(sample.labels.items())}": sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name in WATCHED
+    }
+
+
+async def test_running_and_waiting_requests_are_taken_out_by_the_scheduler(
+    narrow: Serving,
+) -> None:
+    chats = Chats(narrow)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for name in ("r0", "r1"):
+                tasks.start_soon(chats.serve, name)
+            await chats.reach(r0="running", r1="running")
+            tasks.start_soon(chats.serve, "w0")
+            await chats.reach(w0="waiting")
+            await chats.abort("w0", "r0", "never", "r1")
+            await chats.abort("w0", "r0", "never", "r1")
+    receipts, again = chats.heard
+    assert [(one.request_id, one.state, one.accepted) for one in receipts] == [
+        ("w0", "waiting", True),
+        ("r0", "running", True),
+        ("never", "unknown", False),
+        ("r1", "running", True),
+    ]
+    assert all(one.authoritative for one in receipts)
+    assert receipts[0].tokens == 0
+    assert all((receipts[index].tokens or 0) > 0 for index in (1, 3))
+    assert [one for one in again if one.request_id != "never"] == [
+        one for one in receipts if one.request_id != "never"
+    ]
+    assert chats.reasons == {name: ["abort"] for name in ("r0", "r1", "w0")}
+    await _clean(narrow)
+
+
+async def test_an_abort_before_vllms_frontend_has_the_request_is_told_as_admitting(
+    narrow: Serving,
+) -> None:
+    chats = Chats(narrow)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(chats.serve, "early")
+            while narrow.engine.ledger.find("early") is None:
+                await checkpoint()
+            await chats.abort("early")
+    ((receipt,),) = chats.heard
+    assert (receipt.state, receipt.accepted, receipt.authoritative) == ("admitting", True, True)
+    assert (receipt.tokens, chats.reasons) == (0, {"early": 499})
+    await _clean(narrow)
+
+
+async def test_a_finished_request_is_told_from_one_that_never_was(narrow: Serving) -> None:
+    with anyio.fail_after(60):
+        await narrow.engine.complete(ChatCall("over", body(max_tokens=3, ignore_eos=True)))
+        over, never = await Chats(narrow).abort("over", "never")
+    assert (over.state, over.accepted, over.authoritative, over.tokens) == (
+        "finished",
+        False,
+        True,
+        3,
+    )
+    assert (never.state, never.accepted, never.tokens) == ("unknown", False, None)
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+async def test_all_choices_of_a_request_go_together_and_leave_no_parent(
+    narrow: Serving, waiting: bool
+) -> None:
+    chats = Chats(narrow)
+    blockers = ("b0", "b1") if waiting else ()
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for name in blockers:
+                tasks.start_soon(chats.serve, name)
+            await chats.reach(**dict.fromkeys(blockers, "running"))
+
+            async def three() -> None:
+                await chats.serve("three", n=3, temperature=1.0, seed=1)
+
+            tasks.start_soon(three)
+            await chats.reach(three="waiting" if waiting else "running")
+            await chats.abort("three", *blockers)
+    (receipts,) = chats.heard
+    assert receipts[0].state == ("waiting" if waiting else "running")
+    assert (receipts[0].accepted, receipts[0].authoritative) == (True, True)
+    assert chats.reasons["three"] == ["abort"] * 3
+    await _clean(narrow)
+
+
+async def test_vllms_statistics_know_nothing_of_a_request_aborted_while_it_waits(
+    narrow: Serving,
+) -> None:
+    chats = Chats(narrow)
+    before: dict[str, float] = {}
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for name in ("r0", "r1"):
+                tasks.start_soon(chats.serve, name)
+            await chats.reach(r0="running", r1="running")
+            # Both have their first token when the counters are read.
+            while any(entry.timings.first_token is None for entry in narrow.engine.ledger.live):
+                await checkpoint()
+            tasks.start_soon(chats.serve, "w0")
+            await chats.reach(w0="waiting")
+            before |= _counters()
+            receipts = await chats.abort("w0", "r0", "r1")
+            assert [one.accepted for one in receipts] == [True] * 3
+        after = _counters()
+    assert len(before) >= len(WATCHED)
+    assert after == before
+    await _clean(narrow)
+
+
+async def test_concurrent_aborts_of_one_request_hear_the_same(narrow: Serving) -> None:
+    chats = Chats(narrow)
+    receipts: list[AbortReceipt] = []
+
+    async def abort() -> None:
+        receipts.append(await narrow.engine.abort("one"))
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(chats.serve, "one")
+            await chats.reach(one="running")
+            for _ in range(4):
+                tasks.start_soon(abort)
+    assert len(set(map(str, receipts))) == 1
+    assert (receipts[0].state, receipts[0].accepted) == ("running", True)
+    await _clean(narrow)
+
+
+async def test_a_cancelled_call_has_left_the_engine_when_it_returns(narrow: Serving) -> None:
+    with anyio.fail_after(60):
+        stream = narrow.engine.stream(ChatCall("left", long(stream=True)))
+        await anext(stream)
+        await stream.aclose()
+        await _clean(narrow)
+    entry = narrow.engine.ledger.find("left")
+    assert entry is not None
+    assert entry.receipt is not None
+    assert (entry.receipt.state, entry.receipt.authoritative) == ("running", True)
+
+
+async def test_when_the_engine_dies_everything_is_finished_and_says_why() -> None:
+    async with launch(LaunchOptions(patch=True)) as serving:
+        chats = Chats(serving)
+        killed = 0.0
+        (pid,) = [receipt.pid for receipt in serving.receipts if receipt.process == "engine"]
+        assert pid is not None
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                for number in range(3):
+                    tasks.start_soon(chats.serve, f"{number}")
+                await chats.reach(**{f"{number}": "running" for number in range(3)})
+                killed = time.monotonic()
+                os.kill(pid, signal.SIGKILL)
+                await chats.abort("0")
+                assert time.monotonic() - killed < 2
+            assert time.monotonic() - killed < 2
+            ledger = serving.engine.ledger
+            while ledger.engine_failure is None:
+                await checkpoint()
+        ((receipt,),) = chats.heard
+        assert (receipt.accepted, receipt.authoritative) == (False, False)
+        assert ledger.live == []
+        for number in range(3):
+            entry = ledger.find(f"{number}")
+            assert entry is not None
+            assert entry.state == "finished"
+            assert "died" in (entry.reason or "")
+        snapshot = await serving.engine.queue()
+        assert (snapshot.operations, snapshot.authoritative) == ((), False)

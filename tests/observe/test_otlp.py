@@ -1,0 +1,93 @@
+"""Where the spans of our commands go, by OpenTelemetry's own variables."""
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import anyio
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import ProxyTracerProvider
+
+from nnrp_sched.observe import otlp
+from nnrp_sched.observe.otlp import exported
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def _no_provider_yet(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]  # pytest uses it.
+    monkeypatch.setattr(otlp, "get_tracer_provider", ProxyTracerProvider)
+
+
+@contextmanager
+def _collector() -> Generator[tuple[str, list[str]]]:
+    """An address that takes what is posted, and the paths it was posted to."""
+    paths: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            paths.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", paths
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, {"OTEL_SDK_DISABLED": "true"}],
+)
+async def test_without_an_endpoint_nothing_is_exported(environment: dict[str, str]) -> None:
+    async with exported(environment) as provider:
+        assert provider is None
+
+
+async def test_a_provider_of_the_process_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "get_tracer_provider", TracerProvider)
+    async with exported({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}) as provider:
+        assert provider is None
+
+
+async def test_without_the_extra_there_is_a_warning_and_no_export(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    async with exported({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}) as provider:
+        assert provider is None
+    assert "nnrp-sched[otlp]" in caplog.text
+
+
+async def test_spans_are_sent_to_the_endpoint_by_the_time_the_server_is_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with _collector() as (address, paths), anyio.fail_after(20):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        async with exported() as provider:
+            assert isinstance(provider, TracerProvider)
+            assert provider.resource.attributes["service.name"] == "nnrp-sched"
+            provider.get_tracer("any").start_span("one").end()
+    assert paths == ["/v1/traces"]
+
+
+async def test_a_collector_that_is_not_there_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    with anyio.fail_after(10):
+        async with exported() as provider:
+            assert isinstance(provider, TracerProvider)
+            assert provider.resource.attributes["service.name"] == "mine"
+            provider.get_tracer("any").start_span("one").end()

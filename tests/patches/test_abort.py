@@ -1,0 +1,280 @@
+"""Aborts over a stand-in for vLLM's frontend and engine: receipts in every state, once each."""
+
+import asyncio
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from nnrp_sched.engine.records import AbortReceipt, Caller
+from nnrp_sched_patches.abort import Aborter
+from nnrp_sched_patches.control import Control, external_id
+from tests.support.vllm_frontend import FinishReason, Frontend, hooked, output
+
+pytestmark = pytest.mark.anyio
+
+
+class Scheduler:
+    """The engine's side: what `nnrp_abort` finds, by internal id."""
+
+    def __init__(self, llm: Frontend) -> None:
+        self.states: dict[str, tuple[str, int]] = {}
+        llm.replies |= {"nnrp_abort": self.abort, "nnrp_state": self.state}
+
+    def abort(self, payload: dict[str, Any]) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        for one in payload["ids"]:
+            state, tokens = self.states.pop(one, ("unknown", None))
+            told[one] = {"state": state, "accepted": state != "unknown", "tokens": tokens}
+        return {"requests": told, "mono_ns": 1}
+
+    def state(self, payload: dict[str, Any]) -> dict[str, Any]:
+        ids = self.states if payload["ids"] is None else payload["ids"]
+        return {
+            "requests": {
+                one: {"state": self.states[one][0]} if one in self.states else {"state": "unknown"}
+                for one in ids
+            }
+        }
+
+
+async def _abort(llm: Frontend, *names: str, wait_s: float = 5) -> list[AbortReceipt]:
+    entries = [llm.ledger.find(name) for name in names]
+    return await Aborter(llm, llm.ledger, wait_s=wait_s).abort([e for e in entries if e])
+
+
+def _short(receipt: AbortReceipt) -> tuple[Any, ...]:
+    return (receipt.state, receipt.accepted, receipt.authoritative, receipt.tokens)
+
+
+@pytest.mark.parametrize("state", ["waiting", "blocked", "running", "preempted"])
+async def test_the_scheduler_says_where_a_request_stood_and_the_frontend_ends_it(
+    state: str,
+) -> None:
+    llm, _ = hooked()
+    scheduler = Scheduler(llm)
+    with anyio.fail_after(5):
+        (internal,) = await llm.add_request("one")
+        scheduler.states[internal] = (state, 7)
+        (receipt,) = await _abort(llm, "one")
+    assert _short(receipt) == (state, True, True, 7)
+    assert (receipt.request_id, llm.output_processor.ends) == ("one", [internal])
+    assert llm.calls == [("nnrp_abort", {"ids": [internal], "client": 0})]
+    assert (llm.public_aborts, llm.ledger.live) == ([], [])
+
+
+async def test_all_choices_go_in_one_call_and_their_parent_with_them() -> None:
+    llm, _ = hooked()
+    scheduler = Scheduler(llm)
+    with anyio.fail_after(5):
+        ids = await llm.add_request("three", n=3)
+        llm.output_processor.process_outputs([output(ids[0], 1, 2, finish=FinishReason.STOP)], 1.0)
+        # vLLM takes a choice that ended off its parent when its output is made.
+        llm.output_processor.parent_requests[ids[0][2:]].child_requests.discard(ids[0])
+        scheduler.states |= {ids[1]: ("waiting", 0), ids[2]: ("running", 3)}
+        (receipt,) = await _abort(llm, "three")
+    assert _short(receipt) == ("running", True, True, 5)
+    assert len(llm.calls) == 1
+    assert llm.output_processor.parent_requests == {}
+
+
+async def test_a_list_is_one_call_with_a_receipt_for_each() -> None:
+    llm, _ = hooked()
+    scheduler = Scheduler(llm)
+    with anyio.fail_after(5):
+        (first,) = await llm.add_request("first")
+        (second,) = await llm.add_request("second")
+        await llm.add_request("ending")
+        scheduler.states |= {first: ("running", 2), second: ("waiting", 0)}
+        receipts = await _abort(llm, "second", "ending", "first")
+    assert [_short(one)[:3] for one in receipts] == [
+        ("waiting", True, True),
+        # The engine has no more of it: its last output is on its way here.
+        ("finished", False, True),
+        ("running", True, True),
+    ]
+    assert len(llm.calls) == 1
+    assert [entry.id for entry in llm.ledger.live] == ["ending"]
+
+
+async def test_a_finished_request_is_told_from_the_frontends_own_table() -> None:
+    llm, _ = hooked()
+    with anyio.fail_after(5):
+        (internal,) = await llm.add_request("one")
+        end = output(internal, 1, 2, finish=FinishReason.STOP)
+        llm.output_processor.process_outputs([end], 1.0)
+        (receipt,) = await _abort(llm, "one")
+    assert _short(receipt) == ("finished", False, True, 2)
+    assert llm.calls == []
+
+
+async def test_who_comes_second_hears_the_first_result() -> None:
+    llm, _ = hooked()
+    scheduler = Scheduler(llm)
+    entries: list[Any] = []
+    receipts: list[AbortReceipt] = []
+    with anyio.fail_after(5):
+        (internal,) = await llm.add_request("one")
+        scheduler.states[internal] = ("running", 3)
+        aborter = Aborter(llm, llm.ledger)
+        entries.append(llm.ledger.find("one"))
+
+        async def abort() -> None:
+            receipts.extend(await aborter.abort(entries))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(abort)
+        await abort()
+    assert len(set(map(str, receipts))) == 1
+    assert len(llm.calls) == 1
+
+
+async def test_an_abort_goes_through_when_its_caller_is_cancelled() -> None:
+    llm, _ = hooked()
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    llm.replies["nnrp_abort"] = lambda payload: answer
+    with anyio.fail_after(5):
+        (internal,) = await llm.add_request("one")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_abort, llm, "one")
+            while not llm.calls:
+                await checkpoint()
+            tasks.cancel_scope.cancel()
+        told = {internal: {"state": "running", "accepted": True, "tokens": 1}}
+        answer.set_result({"requests": told})
+        while llm.ledger.live:
+            await checkpoint()
+    assert llm.output_processor.request_states == {}
+
+
+async def test_an_abort_waits_for_an_admission_under_way() -> None:
+    llm, _ = hooked()
+    scheduler = Scheduler(llm)
+    llm.sending = anyio.Event()
+    receipts: list[AbortReceipt] = []
+
+    async def abort() -> None:
+        receipts.extend(await _abort(llm, "one"))
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(llm.add_request, "one")
+            while not llm.output_processor.request_states:
+                await checkpoint()
+            (internal,) = llm.output_processor.request_states
+            scheduler.states[internal] = ("waiting", 0)
+            tasks.start_soon(abort)
+            for _ in range(5):
+                await checkpoint()
+            assert llm.calls == []
+            llm.sending.set()
+    assert _short(receipts[0]) == ("waiting", True, True, 0)
+
+
+async def test_before_the_frontend_has_a_call_its_own_door_stops_it() -> None:
+    llm, _ = hooked()
+    stopped: list[int] = []
+    with anyio.fail_after(5):
+        entry = llm.ledger.open(Caller(), "nnrp", external_id="x", handle="one", at=1)
+        entry.cancel = lambda: stopped.append(1)
+        await _abort(llm, "one")
+        (receipt,) = await _abort(llm, "one")
+    assert _short(receipt) == ("admitting", True, True, 0)
+    assert stopped == [1]
+
+
+@pytest.mark.parametrize("silent", [True, False])
+async def test_without_the_engines_word_the_public_abort_stops_it_and_says_so(
+    silent: bool,
+) -> None:
+    llm, _ = hooked()
+
+    def refuse(payload: dict[str, Any]) -> Any:
+        if silent:
+            return asyncio.get_running_loop().create_future()
+        raise RuntimeError("no such method")
+
+    llm.replies["nnrp_abort"] = refuse
+    with anyio.fail_after(5):
+        ids = await llm.add_request("two", n=2)
+        (receipt,) = await _abort(llm, "two", wait_s=0.01)
+    assert _short(receipt) == ("waiting", True, False, 0)
+    assert llm.public_aborts == [(ids[0][2:],)]
+    assert llm.output_processor.parent_requests == {}
+
+
+async def test_an_engine_that_dies_meanwhile_has_finished_everything() -> None:
+    llm, _ = hooked()
+
+    def die(payload: dict[str, Any]) -> Any:
+        llm.die()
+        return asyncio.get_running_loop().create_future()
+
+    llm.replies["nnrp_abort"] = die
+    with anyio.fail_after(5):
+        await llm.add_request("one")
+        await llm.add_request("other")
+        (receipt,) = await _abort(llm, "one")
+    assert _short(receipt) == ("finished", False, False, 0)
+    assert llm.ledger.live == []
+
+
+async def test_programs_agents_and_ids_name_what_is_stopped() -> None:
+    llm, _ = hooked()
+    scheduler = Scheduler(llm)
+    control = Control(llm, llm.ledger)
+    names = {"a": ("p", "x"), "b": ("p", "y"), "c": ("q", "x"), "d": (None, None)}
+    with anyio.fail_after(5):
+        for name, (program, agent) in names.items():
+            entry = llm.ledger.open(
+                Caller(program, agent, operation=f"1.{name}"), "nnrp", external_id=name, at=1
+            )
+            entry.cancel = lambda: None
+        by_program = await control.abort_operations(["p"], by="program")
+        assert [one.request_id for one in by_program] == ["1.a", "1.b"]
+        scheduler.states["0_away-12345678"] = ("running", 4)
+        scheduler.states["away-1-12345678"] = ("waiting", 0)
+        by_id = await control.abort_operations(["1.c", "away", "gone"], by="id")
+    assert [(one.request_id, *_short(one)) for one in by_id] == [
+        ("1.c", "admitting", True, True, 0),
+        # Of another API server's process: the engine ends it, and that one hears of it.
+        ("away", "running", True, True, 4),
+        ("gone", "unknown", False, True, None),
+    ]
+    assert list(scheduler.states) == ["away-1-12345678"]
+
+
+@pytest.mark.parametrize(
+    ("internal", "external"),
+    [("chatcmpl-a-b-12345678", "chatcmpl-a-b"), ("3_x-12345678", "x"), ("a_b-12345678", "a_b")],
+)
+def test_the_external_id_is_read_from_an_internal_one(internal: str, external: str) -> None:
+    assert external_id(internal) == external
+
+
+async def test_priorities_change_for_what_waits_and_say_why_not_otherwise() -> None:
+    llm, _ = hooked()
+    control = Control(llm, llm.ledger)
+    outcomes = {"one": "applied", "two": "not_waiting", "three": "policy_fcfs"}
+
+    def answer(payload: dict[str, Any]) -> dict[str, Any]:
+        return {"requests": {one: outcomes[external_id(one)] for one in payload["ids"]}}
+
+    llm.replies["nnrp_set_priority"] = answer
+    with anyio.fail_after(5):
+        for name in outcomes:
+            await llm.add_request(name)
+        told = {name: await control.reprioritize(name, -3) for name in (*outcomes, "never")}
+        assert {name: (one.applied, one.reason) for name, one in told.items()} == {
+            "one": (True, "applied"),
+            "two": (False, "not_waiting"),
+            "three": (False, "policy_fcfs"),
+            "never": (False, "unknown"),
+        }
+        del llm.replies["nnrp_set_priority"]
+        assert (await control.reprioritize("one", 0)).reason == "unsupported"
+    entry = llm.ledger.find("one")
+    assert entry is not None
+    assert entry.priority == -3
