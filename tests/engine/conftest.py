@@ -15,9 +15,8 @@ _HERE = Path(__file__).parent
 _SHARED = "serving"
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the group in a hook of the same name.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep this folder's tests in one worker, those with engines of their own first."""
+    """Give engines the time they need; the tests with engines of their own come first."""
     ours = [item for item in items if item.path.is_relative_to(_HERE)]
     rest = [item for item in items if not item.path.is_relative_to(_HERE)]
     if os.environ.get("NNRP_SCHED_ENGINE") == "absent":
@@ -25,14 +24,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = rest
         return
     for item in ours:
-        item.add_marker(pytest.mark.xdist_group("engine"))
         # vLLM's start alone takes up to a minute on two busy cores.
         item.add_marker(pytest.mark.timeout(400))
         # vLLM and what it imports warn of their own affairs.
         item.add_marker(pytest.mark.filterwarnings("default"))
     # Two engines at once are too much for a small machine: the shared one starts last, and stays.
     ours.sort(key=lambda item: _SHARED in getattr(item, "fixturenames", ()))
-    # First of all, so that with two workers nothing waits for the engine at the end.
     items[:] = [*ours, *rest]
 
 
