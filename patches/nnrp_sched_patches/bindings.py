@@ -91,7 +91,7 @@ FAMILIES = (
     Family(
         name="0.22.x",
         versions=">=0.22,<0.23",
-        tested=(),
+        tested=("0.22.1",),
         probes=(
             _has(*_CONSTRUCTOR, "hash_block_size"),
             _lacks(*_SCHEDULE, "throttle_prefills"),
