@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
+LANES ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo run test test-engines lint bench
@@ -27,8 +28,9 @@ test: setup ## run every test, the ones on the real engine included (ARGS="-k wo
 NARROWED := $(ARGS)$(filter absent,$(NNRP_SCHED_ENGINE))
 pytest = $(BIN)/python -m pytest $(1) $(ARGS) || { [ $$? -eq 5 ] && [ -n "$(NARROWED)" ]; }
 
-test-engines: setup ## run the engine tests on every vLLM lane (ARGS goes to pytest; 15 GB, once)
-	@$(BIN)/python -m tools.lanes test -- $(ARGS)
+# Without LANES and ARGS the run is recorded in docs/.
+test-engines: setup ## run the engine tests on every vLLM lane (15 GB, once; LANES and ARGS select)
+	@$(BIN)/python -m tools.lanes test $(LANES) -- $(ARGS)
 
 lint: setup ## formatting, style, types and import rules
 	@$(BIN)/ruff format --check .

@@ -16,7 +16,7 @@ from nnrp_sched_patches.bindings import FAMILIES, Family, family_of
 from nnrp_sched_patches.hook import Hook
 from nnrp_sched_patches.native_features import NATIVE, NativeFeature
 from nnrp_sched_patches.seam import Seam
-from tools import steps
+from tools import lane_record, steps
 from tools.engine_lanes import LANES
 from tools.lane_build import PYTHON_VERSION
 from tools.steps import ROOT, say
@@ -55,6 +55,17 @@ _LANES = """
 
 The environments of `make test-engines`.
 """
+_RUNS = """
+## The last complete run
+"""
+_RUN = """
+`make test-engines`: tests/engine and tests/patches in every lane. Begun {date} at commit {commit},
+on {machine}; {minutes} minutes with building what was not there.
+"""
+_SKIPPED = """
+Skipped, with the reason that each test gives:
+
+"""
 
 
 def page() -> str:
@@ -76,7 +87,32 @@ def page() -> str:
             for lane in LANES
         ),
     )
-    return "".join((_HEAD, _FAMILIES, families, _OURS, ours, _NATIVE, native, _LANES, lanes))
+    parts = (_HEAD, _FAMILIES, families, _OURS, ours, _NATIVE, native, _LANES, lanes)
+    return "".join((*parts, *_last_run()))
+
+
+def _last_run() -> Iterator[str]:
+    record = lane_record.read()
+    yield _RUNS
+    if record is None:
+        yield "\nNone is recorded: `make test-engines` records one.\n"
+        return
+    yield _RUN.format(
+        date=record.date,
+        commit=record.commit,
+        machine=record.machine,
+        minutes=round(record.seconds / 60),
+    )
+    head = ("vLLM", "Python", "outcome", "passed", "failed", "skipped", "time")
+    yield _table(head, lane_record.rows(record))
+    reasons = [
+        f"- {lane.version}: {count} times: {reason}\n"
+        for lane in record.lanes
+        for reason, count in lane.reasons.items()
+    ]
+    if reasons:
+        yield _SKIPPED
+        yield from reasons
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

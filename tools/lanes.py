@@ -6,7 +6,10 @@
     python -m tools.lanes test [VERSION…] [-- PYTEST ARGUMENTS…]
     python -m tools.lanes freeze [VERSION…]
 
-`freeze` writes the versions that a lane has into tools/lane_constraints, where `build` takes them.
+VERSION is one of the lanes' or `older`: all but the everyday lane, which `make test` runs. `freeze`
+writes the versions that a lane has into tools/lane_constraints, where `build` takes them. `test` of
+all lanes without arguments for pytest is recorded in docs/engine-smoke.json and shown in
+docs/vllm-compatibility.md.
 
 A lane for which the disk has no room is named and left out; one that cannot be built for another
 reason is named, the others go on, and `build` and `test` end with exit code 1.
@@ -14,29 +17,17 @@ reason is named, the others go on, and `build` and `test` end with exit code 1.
 
 import argparse
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from tools import lane_build, steps, vllm_sources
+from tools import lane_build, lane_record, lane_tests, steps
 from tools.engine_lanes import LANES, Lane
+from tools.lane_record import LaneRun, Record
 from tools.steps import ROOT, SetupError, say
 
-ENGINE_LOCK = Path(tempfile.gettempdir()) / "engine.lock"
-"""Held while engine tests run: two engines at once are too much for a small machine."""
-
-
-PYTEST = (
-    *("-m", "pytest", "-q", "-p", "no:cacheprovider"),
-    # vLLM 0.26 leaves one behind when its engine process was killed.
-    *("-W", "ignore:Unclosed context:ResourceWarning"),
-)
-TESTED = ("tests/engine", "tests/patches")
-"""The engine, and the patch layer itself: its tests are quick and the lanes differ in Python."""
+OLDER = "older"
 
 
 @dataclass
@@ -44,21 +35,23 @@ class Report:
     """What became of the lanes asked for."""
 
     ready: list[Lane] = field(default_factory=list[Lane])
-    outcomes: dict[str, str] = field(default_factory=dict[str, str])
-    """By version, as it is told at the end."""
+    runs: dict[str, LaneRun] = field(default_factory=dict[str, LaneRun])
+    """By version."""
     failed: bool = False
 
     def leave_out(self, lane: Lane, reason: SetupError) -> None:
         """A lane without room on this disk is left out; any other fault is a failure."""
         fits = not isinstance(reason, lane_build.NoRoomError)
         self.failed = self.failed or fits
-        self.outcomes[lane.version] = f"{'FAILED to build' if fits else 'LEFT OUT'}: {reason}"
-        say(f"LANE {lane.version} {self.outcomes[lane.version]}")
+        outcome = f"{'FAILED to build' if fits else 'LEFT OUT'}: {reason}"
+        say(f"LANE {lane.version} {outcome}")
+        # The rest is what a failed step printed.
+        self.runs[lane.version] = LaneRun(lane.version, outcome.splitlines()[0])
 
     def tell(self) -> int:
         """Say what came out, lane by lane; the exit code."""
-        for version, outcome in self.outcomes.items():
-            say(f"lane {version}: {outcome}")
+        for version, ran in self.runs.items():
+            say(f"lane {version}: {ran.told}")
         return int(self.failed)
 
 
@@ -89,23 +82,28 @@ def run(lanes: Sequence[Lane], command: Sequence[str]) -> int:
 
 
 def test(lanes: Sequence[Lane], arguments: Sequence[str]) -> int:
-    """Check the seam tables, then run the engine tests in each lane; a line of outcome for each."""
-    for version in vllm_sources.WHEELS:
-        vllm_sources.fetch(version)
+    """Run the engine tests in each lane; a line of outcome for each."""
+    started, commit, date = time.monotonic(), lane_record.commit(), lane_record.now()
     report = _built(lanes)
     for lane in report.ready:
-        say(f"engine tests on vLLM {lane.version}")
-        started = time.monotonic()
-        command = (str(lane.python), *PYTEST, *TESTED, *arguments)
-        environment = {**lane.environment(), "PYTHONDONTWRITEBYTECODE": "1"}
-        with steps.locked(ENGINE_LOCK):
-            if not lane.everyday:
-                # Another checkout may have taken the lane while this one waited.
-                lane_build.build(lane)
-            code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-        report.failed = report.failed or code != 0
-        verdict = "passed" if code == 0 else f"FAILED with code {code}"
-        report.outcomes[lane.version] = f"{verdict} after {time.monotonic() - started:.0f} s"
+        try:
+            ran = lane_tests.run(lane, arguments)
+        except SetupError as error:
+            report.leave_out(lane, error)
+            continue
+        report.failed = report.failed or ran.outcome != lane_record.PASSED
+        report.runs[lane.version] = ran
+    complete = list(lanes) == list(LANES) and not arguments
+    if complete:
+        seconds = round(time.monotonic() - started)
+        runs = list(report.runs.values())
+        lane_record.write(Record(date, commit, lane_record.machine(), seconds, runs))
+        page = (sys.executable, "-m", "tools.compatibility")
+        steps.run(f"recording the run in {lane_record.RECORD} and the compatibility page", *page)
+    for lane in LANES:
+        if lane not in lanes:
+            elsewhere = "; `make test` runs it" if lane.everyday else ""
+            say(f"lane {lane.version}: not asked for here{elsewhere}")
     return report.tell()
 
 
@@ -130,9 +128,17 @@ def _built(lanes: Sequence[Lane]) -> Report:
             report.leave_out(lane, error)
             continue
         state = f"built in {time.monotonic() - started:.0f} s" if changed else "current"
-        report.outcomes[lane.version] = f"{state}, in {lane.folder}"
+        report.runs[lane.version] = LaneRun(lane.version, f"{state}, in {lane.folder}")
         report.ready.append(lane)
     return report
+
+
+def chosen(names: Sequence[str]) -> list[Lane]:
+    """The lanes named, or all."""
+    if list(names) == [OLDER]:
+        return [lane for lane in LANES if not lane.everyday]
+    by_version = {lane.version: lane for lane in LANES}
+    return [by_version[version] for version in steps.chosen(names, by_version)]
 
 
 def _current(lane: Lane) -> bool:
@@ -153,8 +159,7 @@ def main() -> int:
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("versions", nargs="*", metavar="VERSION")
     parsed = parser.parse_args(ours)
-    by_version = {lane.version: lane for lane in LANES}
-    lanes = [by_version[version] for version in steps.chosen(parsed.versions, by_version)]
+    lanes = chosen(parsed.versions)
     return COMMANDS[parsed.command](lanes, rest)
 
 

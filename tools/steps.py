@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
+LIMIT_S = 1800.0
+"""How long one step may take: the biggest downloads five gigabytes."""
+WHEEL_LIMIT_S = 300.0
+"""How long one wheel may take: the biggest has 500 MB."""
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # Built for another torch than the CPU lanes'; they fail at import and no text model needs them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
@@ -32,13 +36,29 @@ def say(text: str) -> None:
     print(f"{program()}: {text}", file=sys.stderr, flush=True)
 
 
-def run(step: str, *command: str, environment: Mapping[str, str] | None = None) -> str:
+def run(
+    step: str,
+    *command: str,
+    environment: Mapping[str, str] | None = None,
+    limit_s: float = LIMIT_S,
+) -> str:
     """Run a command and return its stdout; when it fails, the error tells what it printed."""
     started = time.monotonic()
     say(step)
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment
-    )
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+            timeout=limit_s,
+        )
+    except subprocess.TimeoutExpired:
+        raise SetupError(
+            f"{step}: not done after {limit_s:.0f} s, given up; check the network and try again"
+        ) from None
     if done.returncode != 0:
         printed = (done.stdout[-4000:] + done.stderr[-4000:]).strip()
         failure = f"{step}: failed with code {done.returncode}.{advice(done.stderr)}"
@@ -65,7 +85,8 @@ def download_wheel(python: Path, requirement: str, folder: Path, *options: str) 
     """Download the wheel of one requirement, alone, into an empty folder; the wheel."""
     download = ("download", "-q", "--no-cache-dir", "--no-deps", "--only-binary=:all:")
     target = (*options, "--dest", str(folder), requirement)
-    pip(f"downloading {requirement}", python, *download, *target)
+    command = (str(python), "-m", "pip", *download, *target)
+    run(f"downloading {requirement}", *command, limit_s=WHEEL_LIMIT_S)
     (wheel,) = folder.glob("*.whl")
     return wheel
 

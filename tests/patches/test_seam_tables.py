@@ -1,7 +1,7 @@
 """The tables of seams against the source of every vLLM version from 0.18.1 to 0.33.0.
 
-The sources come from `python -m tools.vllm_sources` (1.2 GB to download, once); `make test-engines`
-fetches them. A version that was not fetched is skipped by name.
+The sources are fetched where they are missing (1.2 GB to download, once, about 40 s); a machine
+that cannot reach the package index fails these tests with what to do.
 """
 
 import ast
@@ -16,16 +16,22 @@ from nnrp_sched_patches.seam import verify
 from nnrp_sched_patches.serving_seams import serving_faults
 from nnrp_sched_patches.source_tree import FunctionNode, SourceTree, binding
 from nnrp_sched_patches.version import InstalledVllm, version_of_source
-from tools.vllm_sources import WHEELS, source_root
+from tools import steps
+from tools.steps import SetupError
+from tools.vllm_sources import WHEELS, fetch
 
 KNOWN = [version for version in WHEELS if family_of(Version(version)) is not None]
 
 
+# A test may fetch a version, or wait for another process that does.
+pytestmark = pytest.mark.timeout(2 * steps.WHEEL_LIMIT_S + 60)
+
+
 def _root(version: str) -> Path:
-    root = source_root(version)
-    if not root.exists():
-        pytest.skip(f"no source of vLLM {version} here: python -m tools.vllm_sources {version}")
-    return root
+    try:
+        return fetch(version)
+    except SetupError as missing:
+        pytest.fail(f"no source of vLLM {version} to check against: {missing}", pytrace=False)
 
 
 def _family(version: str) -> Family:
@@ -58,6 +64,7 @@ def test_the_probes_of_every_other_family_refuse_a_version(version: str) -> None
 
 READ_BY_PLACE = {
     ("vllm.v1.engine.async_llm", "AsyncLLM.add_request"): {"request_id": 0, "trace_headers": 6},
+    ("vllm.v1.engine.async_llm", "AsyncLLM.abort"): {"request_id": 0, "internal": 1},
     ("vllm.v1.engine.output_processor", "OutputProcessor.add_request"): {"request": 0},
     ("vllm.v1.engine.output_processor", "OutputProcessor.process_outputs"): {
         "engine_core_outputs": 0,

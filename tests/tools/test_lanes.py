@@ -141,3 +141,8 @@ def test_the_first_way_that_works_is_taken_and_the_last_failure_told() -> None:
     assert first_that_works(lambda: fails("no"), lambda: "yes", lambda: fails("late")) == "yes"
     with pytest.raises(SetupError, match="last"):
         first_that_works(lambda: fails("first"), lambda: fails("last"))
+
+
+def test_a_step_that_takes_too_long_is_given_up() -> None:
+    with pytest.raises(SetupError, match="waiting: not done after 0 s"):
+        steps.run("waiting", "sleep", "60", limit_s=0.1)

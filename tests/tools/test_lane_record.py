@@ -1,0 +1,143 @@
+"""What is counted, kept and told of a run of the engine tests."""
+
+from pathlib import Path
+
+import pytest
+
+from tools import lane_build, lane_record, lane_tests, lanes, steps
+from tools.engine_lanes import LANES, Lane
+from tools.lane_record import LaneRun, Record, counted
+from tools.steps import SetupError
+
+REPORT = """\
+<testsuites><testsuite>
+  <testcase name="a"/>
+  <testcase name="b"><failure message="no"/></testcase>
+  <testcase name="c"><error message="at its end"/></testcase>
+  <testcase name="d"><skipped message="vLLM has no such thing"/></testcase>
+  <testcase name="e"/>
+  <testcase name="f"><skipped message="vLLM has no such thing"/></testcase>
+</testsuite></testsuites>
+"""
+RAN = LaneRun("1", "passed", "3.12.1", passed=2, seconds=60)
+
+
+@pytest.fixture(autouse=True)
+def python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lane has to be there."""
+
+    def version(lane: Lane) -> str:
+        assert lane.version
+        return "3.12.1"
+
+    monkeypatch.setattr(lane_record, "python_version", version)
+
+
+def test_tests_are_counted_by_what_became_of_them_and_skips_by_their_reason(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT)
+    ran = counted(report, LANES[0], 1, 61.4)
+    assert (ran.passed, ran.failed, ran.skipped) == (2, 2, 2)
+    assert ran.reasons == {"vLLM has no such thing": 2}
+    assert ran.told == (
+        "FAILED with code 1: 2 passed, 2 failed, 2 skipped in 61 s on Python 3.12.1"
+    )
+
+
+def test_a_lane_whose_pytest_left_no_report_says_so(tmp_path: Path) -> None:
+    ran = counted(tmp_path / "nothing", LANES[0], -9, 1)
+    assert ran.outcome == "FAILED with code -9, without a report"
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the record of this test goes; nothing is built, run or generated."""
+
+    def build(lane: Lane) -> bool:
+        assert lane.version
+        return False
+
+    def current(lane: Lane) -> bool:
+        return bool(lane.version)
+
+    def run(lane: Lane, arguments: list[str]) -> LaneRun:
+        failed = arguments == ["-k", "broken"]
+        return LaneRun(lane.version, "FAILED with code 1" if failed else "passed", "3.12.1")
+
+    def step(text: str, *command: str) -> str:
+        return f"{text}{command}"
+
+    monkeypatch.setattr(lane_build, "build", build)
+    monkeypatch.setattr(lanes, "_current", current)
+    monkeypatch.setattr(lane_tests, "run", run)
+    monkeypatch.setattr(steps, "run", step)
+    monkeypatch.setattr(lane_record, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(lane_record, "commit", lambda: "abc")
+    return tmp_path / "record.json"
+
+
+def test_a_complete_run_is_kept_and_read_again(kept: Path) -> None:
+    assert lane_record.read() is None
+    assert lanes.test(LANES, []) == 0
+    assert kept.exists()
+    record = lane_record.read()
+    assert record is not None
+    assert record.commit == "abc"
+    assert [(lane.version, lane.outcome) for lane in record.lanes] == [
+        (lane.version, "passed") for lane in LANES
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "arguments"), [(LANES[:3], []), (LANES, ["-k", "queue"])], ids=["lanes", "tests"]
+)
+def test_a_part_of_a_run_leaves_the_record_as_it_was(
+    kept: Path, asked: tuple[Lane, ...], arguments: list[str]
+) -> None:
+    assert lanes.test(asked, arguments) == 0
+    assert not kept.exists()
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_lane_that_was_not_asked_for_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lanes.test(LANES[:3], []) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert any("lane 0.32.0: not asked for here; `make test` runs it" in line for line in told)
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_lane_whose_tests_fail_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lanes.test(LANES, ["-k", "broken"]) == 1
+    assert "lane 0.18.1: FAILED with code 1" in capsys.readouterr().err
+
+
+def test_a_lane_lost_while_it_waited_fails_the_run_and_the_others_go_on(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(lane: Lane, arguments: list[str]) -> LaneRun:
+        if lane is LANES[0]:
+            raise SetupError(f"no index\nwhat pip said{arguments}")
+        return LaneRun(lane.version, "passed", "3.12.1")
+
+    monkeypatch.setattr(lane_tests, "run", run)
+    assert lanes.test(LANES, []) == 1
+    assert kept.exists()
+    record = lane_record.read()
+    assert record is not None
+    assert [lane.outcome for lane in record.lanes] == [
+        "FAILED to build: no index",
+        *["passed"] * (len(LANES) - 1),
+    ]
+
+
+def test_the_rows_of_a_lane_without_tests_are_empty_but_for_its_outcome() -> None:
+    record = Record("2026-01-01T00:00Z", "abc", "2 cores", 1, [RAN, LaneRun("2", "LEFT OUT: full")])
+    assert list(lane_record.rows(record)) == [
+        ("1", "3.12.1", "passed", "2", "0", "0", "60 s"),
+        ("2", "", "LEFT OUT: full", "", "", "", ""),
+    ]
+
+
+def test_older_means_every_lane_but_the_everyday_one() -> None:
+    assert [lane.version for lane in lanes.chosen(["older"])] == ["0.18.1", "0.22.1", "0.26.0"]
+    assert lanes.chosen([]) == list(LANES)

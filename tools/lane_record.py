@@ -1,0 +1,160 @@
+"""What the engine tests came to, lane by lane: counted from pytest's report, kept in the docs.
+
+The record of the last complete run is docs/engine-smoke.json; the compatibility page shows it.
+Stdlib only.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tools.engine_lanes import Lane
+from tools.steps import ROOT
+
+RECORD = ROOT / "docs" / "engine-smoke.json"
+UNKNOWN = "unknown"
+PASSED = "passed"
+
+
+@dataclass(frozen=True)
+class LaneRun:
+    """The engine tests on one lane."""
+
+    version: str
+    """vLLM's."""
+    outcome: str
+    """PASSED, or what became of it instead."""
+    python: str = ""
+    passed: int = 0
+    failed: int = 0
+    """Tests that failed or did not come to their end."""
+    skipped: int = 0
+    reasons: dict[str, int] = field(default_factory=dict[str, int])
+    """Why tests were skipped, and how many for each reason."""
+    seconds: int = 0
+
+    @property
+    def told(self) -> str:
+        """One line."""
+        if not self.python:
+            return self.outcome
+        counts = f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+        return f"{self.outcome}: {counts} in {self.seconds} s on Python {self.python}"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run of the engine tests on every lane."""
+
+    date: str
+    """UTC, to the minute, ISO 8601."""
+    commit: str
+    """What was checked out; says so when the files were not those of the commit."""
+    machine: str
+    seconds: int
+    """The whole run, with building what was not there."""
+    lanes: list[LaneRun]
+
+
+def counted(report: Path, lane: Lane, code: int, seconds: float) -> LaneRun:
+    """What pytest's JUnit report of a lane says; `code` is pytest's exit code."""
+    cases = list(_cases(report))
+    kinds = Counter(kind for kind, _ in cases)
+    if code == 0:
+        outcome = PASSED
+    else:
+        outcome = f"FAILED with code {code}"
+        if not cases:
+            outcome += ", without a report"
+    return LaneRun(
+        version=lane.version,
+        outcome=outcome,
+        python=python_version(lane),
+        passed=kinds["passed"],
+        failed=kinds["failed"],
+        skipped=kinds["skipped"],
+        reasons=dict(Counter(reason for kind, reason in cases if kind == "skipped")),
+        seconds=round(seconds),
+    )
+
+
+def _cases(report: Path) -> Iterator[tuple[str, str]]:
+    """Every test of a report: what became of it, and why if it was skipped."""
+    if not report.exists():
+        return
+    for case in ElementTree.parse(report).iter("testcase"):
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            yield "failed", ""
+        elif skipped is not None:
+            yield "skipped", skipped.get("message", "")
+        else:
+            yield "passed", ""
+
+
+def python_version(lane: Lane) -> str:
+    """The version of a lane's interpreter."""
+    question = "import platform; print(platform.python_version())"
+    command = (str(lane.python), "-c", question)
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def commit() -> str:
+    """What is checked out here; `unknown` outside a git checkout."""
+    head = _git("rev-parse", "--short=12", "HEAD")
+    if not head:
+        return UNKNOWN
+    changed = _git("status", "--porcelain", "--", ".", f":!{RECORD.relative_to(ROOT)}")
+    return f"{head} with changes" if changed else head
+
+
+def _git(*arguments: str) -> str:
+    try:
+        said = subprocess.run(
+            ("git", *arguments), cwd=ROOT, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return ""
+    return said.stdout.strip() if said.returncode == 0 else ""
+
+
+def machine() -> str:
+    """This machine, as far as it explains times."""
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} cores ({platform.machine()}), {gib:.0f} GiB"
+
+
+def now() -> str:
+    """The time, as a record has it."""
+    return datetime.now(UTC).isoformat(timespec="minutes").replace("+00:00", "Z")
+
+
+def write(record: Record) -> None:
+    """Keep a record in place of the last one."""
+    text = json.dumps(asdict(record), indent=2)
+    RECORD.write_text(f"{text}\n", encoding="utf-8")
+
+
+def read() -> Record | None:
+    """The record that is kept, if any."""
+    if not RECORD.exists():
+        return None
+    kept: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
+    lanes = [LaneRun(**lane) for lane in kept.pop("lanes")]
+    return Record(**kept, lanes=lanes)
+
+
+def rows(record: Record) -> Iterator[Sequence[str]]:
+    """The table of a record's lanes."""
+    for lane in record.lanes:
+        counts = (lane.passed, lane.failed, lane.skipped) if lane.python else ("", "", "")
+        took = f"{lane.seconds} s" if lane.python else ""
+        yield lane.version, lane.python, lane.outcome, *map(str, counts), took

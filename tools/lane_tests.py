@@ -1,0 +1,37 @@
+"""Runs the engine tests in one lane and counts what they came to. Stdlib only."""
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools import lane_build, lane_record, steps
+from tools.engine_lanes import Lane
+from tools.lane_record import LaneRun
+from tools.steps import ROOT, say
+
+ENGINE_LOCK = Path(tempfile.gettempdir()) / "engine.lock"
+"""Held while engine tests run: two engines at once are too much for a small machine."""
+
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+TESTED = ("tests/engine", "tests/patches")
+"""The engine, and the patch layer itself: its tests are quick and the lanes differ in Python."""
+
+
+def run(lane: Lane, arguments: Sequence[str]) -> LaneRun:
+    """Run the engine tests in a lane that is built; `arguments` are further ones of pytest's."""
+    say(f"engine tests on vLLM {lane.version}")
+    environment = {**lane.environment(), "PYTHONDONTWRITEBYTECODE": "1"}
+    with (
+        steps.locked(ENGINE_LOCK),
+        tempfile.TemporaryDirectory(prefix="nnrp-sched-") as scratch,
+    ):
+        if not lane.everyday:
+            # Another checkout may have taken the lane while this one waited.
+            lane_build.build(lane)
+        started = time.monotonic()
+        report = Path(scratch) / "report.xml"
+        command = (str(lane.python), *PYTEST, f"--junit-xml={report}", *TESTED, *arguments)
+        code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+        return lane_record.counted(report, lane, code, time.monotonic() - started)
