@@ -146,6 +146,12 @@ class StartError(NnrpSchedError):
     exit_code = 3
 
 
+class VllmArgumentError(StartError):
+    """A flag meant for vLLM that it does not take, or that would have no effect here."""
+
+    exit_code = 2
+
+
 class EngineLost(NnrpSchedError):
     """The engine died under a running server."""
 

@@ -91,7 +91,8 @@ def engine_state(self: Any, payload: dict[str, Any]) -> dict[str, Any]:
     """Body of E1.state: where requests stand.
 
     `{"requests": {id: {state, engine_status, client, priority, position, tokens, prompt_tokens,
-    queued_ns, scheduled_ns, preemptions}}, "total", "mono_ns"}`; an unknown id has `state` only.
+    queued_ns, scheduled_ns, preempted_ns, preemptions}}, "total", "mono_ns"}`; an unknown id has
+    `state` only.
     """
     asked = msgspec.convert(payload, StatePayload)
     scheduler = self.scheduler
@@ -114,6 +115,7 @@ def engine_state(self: Any, payload: dict[str, Any]) -> dict[str, Any]:
             "prompt_tokens": request.num_prompt_tokens,
             "queued_ns": times.queued_ns if times else None,
             "scheduled_ns": times.scheduled_ns if times else None,
+            "preempted_ns": times.preempted_ns if times else None,
             "preemptions": times.preemptions if times else 0,
         }
     return {"requests": standings, "total": len(known), "mono_ns": time.monotonic_ns()}

@@ -133,12 +133,14 @@ def process_outputs(
 ) -> Generator[None, Any, None]:
     """Body of F4, `OutputProcessor.process_outputs`: first tokens and ends.
 
-    Once per engine step: one dict lookup for an output that is neither.
+    Once per engine step: one dict lookup and two attributes for an output that is neither.
     """
     ledger = ledger_of(processor)
     without_token = ledger.without_token
     ended: list[Any] = []
     for output in _argument(args, kwargs, 0, "engine_core_outputs"):
+        if output.events:
+            _own_events(ledger, output)
         if output.request_id in without_token:
             _first(processor, ledger, output, _timestamp(args, kwargs))
         if output.finish_reason is not None:
@@ -158,12 +160,21 @@ def process_outputs(
             ledger.end_part(internal_id, "stop", at)
 
 
+def _own_events(ledger: Ledger, output: Any) -> None:
+    """The scheduler's own times: the last word, should a poll have been lost."""
+    internal_id, first = output.request_id, dict[str, float]()
+    for event in output.events:
+        kind, at = event.type.name.lower(), event.timestamp * 1e3
+        first.setdefault(kind, at)
+        ledger.event(kind, internal_id, at, {})
+    if "queued" in first:
+        # Those of the first output. Later ones tell of preemptions, and of running again.
+        ledger.own_times(internal_id, first["queued"], first.get("scheduled"))
+
+
 def _first(processor: Any, ledger: Ledger, output: Any, at: float) -> None:
     """The first output of a part, or its end without one."""
     internal_id = output.request_id
-    for event in output.events or ():
-        # The scheduler's own times: the last word, should a poll have been lost.
-        ledger.event(event.type.name.lower(), internal_id, event.timestamp * 1e3, {})
     if output.finish_reason is None or output.new_token_ids:
         ledger.first_output(internal_id, at)
     elif output.stop_reason == ABORT_MARK:

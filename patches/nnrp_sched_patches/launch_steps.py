@@ -14,7 +14,7 @@ import anyio.to_thread
 import msgspec
 
 from nnrp_sched.engine.port import EngineDescription
-from nnrp_sched.errors import NnrpSchedError, StartError
+from nnrp_sched.errors import NnrpSchedError, StartError, VllmArgumentError
 from nnrp_sched_patches.bindings import Binding
 from nnrp_sched_patches.control import Control
 from nnrp_sched_patches.engine_errors import EngineErrors
@@ -41,7 +41,7 @@ _OURS = {
 def parse_arguments(vllm: ServingObjects, model: str, arguments: list[str]) -> Any:
     """vLLM's own parse of its command line, for a model.
 
-    Raises StartError with the parser's words, and for a flag that would have no effect here.
+    Raises VllmArgumentError with the parser's words, and for a flag without effect here.
     """
     said = io.StringIO()
     parser = vllm["make_arg_parser"](vllm["FlexibleArgumentParser"]())
@@ -53,15 +53,17 @@ def parse_arguments(vllm: ServingObjects, model: str, arguments: list[str]) -> A
         if not stop.code:
             raise
         lines = said.getvalue().strip().splitlines() or ["no reason given"]
-        raise StartError(f"vLLM does not take these arguments: {lines[-1]}") from stop
+        # argparse puts the program's name and "error: " before its words.
+        reason = lines[-1].rpartition(": error: ")[2]
+        raise VllmArgumentError(f"vLLM does not take these arguments: {reason}") from stop
     for flag, ours in _OURS.items():
         name = flag.removeprefix("--")
         if getattr(parsed, name, None) != parser.get_default(name):
-            raise StartError(f"vLLM's {flag} is not taken here: use {ours}, before the `--`")
+            raise VllmArgumentError(f"vLLM's {flag} is not taken here: use {ours}, before the `--`")
     if parsed.model != model or getattr(parsed, "model_tag", None) is not None:
-        raise StartError("the model is named with nnrp-sched's own --model, before the `--`")
+        raise VllmArgumentError("the model is named with nnrp-sched's own --model, before the `--`")
     if (getattr(parsed, "api_server_count", None) or 1) > 1:
-        raise StartError("one API server process serves NNRP: leave --api-server-count out")
+        raise VllmArgumentError("one API server process serves NNRP: leave --api-server-count out")
     # As vLLM's own server does before it builds the engine.
     configure = getattr(import_module("vllm.logger"), "configure_logging_from_args", None)
     if configure is not None:

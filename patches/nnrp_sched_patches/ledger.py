@@ -148,11 +148,19 @@ class Ledger:
         elif kind == "queued" and part.queued is None:
             part.queued = at
         elif kind == "preempted":
-            part.preempted = max(at, part.preempted or 0.0)
+            part.preempted_at(at)
         if part.finished is None and kind in _STATES:
             part.state = _STATES[kind]
             if kind in _STARTED:
                 part.position = None
+
+    def own_times(self, internal_id: str, queued: float | None, scheduled: float | None) -> None:
+        """What vLLM itself noted of a part: our hooks' clock is read microseconds beside it."""
+        known = self._parts.get(internal_id)
+        if known is not None:
+            part, _ = known
+            part.queued = part.queued if queued is None else queued
+            part.scheduled = part.scheduled if scheduled is None else scheduled
 
     def engine_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """The scheduler's present view of parts (`nnrp_state`), by internal id."""
@@ -170,6 +178,7 @@ class Ledger:
             part.engine_tokens = max(part.engine_tokens, state.get("tokens") or 0)
             part.queued = part.queued or _from_ns(state.get("queued_ns"))
             part.scheduled = part.scheduled or _from_ns(state.get("scheduled_ns"))
+            part.preempted_at(_from_ns(state.get("preempted_ns")))
 
     def engine_died(self, reason: str, at: float) -> None:
         """The engine is gone, and everything live with it."""

@@ -57,6 +57,11 @@ class Part(Struct, gc=False):
         """Output tokens so far, by whoever counted more."""
         return max(self.engine_tokens, self.count() if self.count is not None else 0)
 
+    def preempted_at(self, at: float | None) -> None:
+        """Note a preemption, told late or twice perhaps; the last one counts."""
+        if at is not None:
+            self.preempted = max(at, self.preempted or at)
+
     def end(self, reason: str, at: float, tokens: int | None = None) -> None:
         """The part is over; only the first word on it counts, bar the tokens."""
         self.engine_tokens = max(self.tokens, tokens or 0)

@@ -23,7 +23,7 @@ _STRAYS = 1024
 class Seen:
     """What is known of a request in the scheduler beyond its own attributes."""
 
-    __slots__ = ("preempted", "preemptions", "queued_ns", "scheduled_ns")
+    __slots__ = ("preempted", "preempted_ns", "preemptions", "queued_ns", "scheduled_ns")
 
     def __init__(self, queued_ns: int | None) -> None:
         self.queued_ns = queued_ns
@@ -31,6 +31,8 @@ class Seen:
         self.scheduled_ns: int | None = None
         """When it ran first."""
         self.preemptions = 0
+        self.preempted_ns: int | None = None
+        """When it was preempted last."""
         self.preempted = False
         """Whether it waits to be resumed."""
 
@@ -96,6 +98,7 @@ class SchedulerWatch:
         seen = self._seen(request_id)
         seen.preempted = True
         seen.preemptions += 1
+        seen.preempted_ns = now_ns
         self.transitions.record("preempted", request_id, now_ns)
 
     def _runs(self, request_id: str, now_ns: int, kind: Kind) -> None:

@@ -17,16 +17,19 @@ from nnrp_sched_patches.seam import Seam, SeamKind
 pytestmark = pytest.mark.anyio
 
 
-async def _refusal(options: LaunchOptions) -> str:
+async def _refusal(options: LaunchOptions, exit_code: int = 3) -> str:
     with anyio.fail_after(200), pytest.raises(StartError) as failure:
         async with launch(options):
             pass
+    assert failure.value.exit_code == exit_code
     return str(failure.value)
 
 
 async def test_a_flag_that_vllm_does_not_have() -> None:
-    text = await _refusal(LaunchOptions(model="m", vllm_arguments=("--no-such-flag",)))
-    assert "--no-such-flag" in text
+    options = LaunchOptions(model="m", vllm_arguments=("--no-such-flag",))
+    assert await _refusal(options, exit_code=2) == (
+        "vLLM does not take these arguments: unrecognized arguments: --no-such-flag"
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,8 @@ async def test_a_flag_that_vllm_does_not_have() -> None:
 async def test_a_flag_that_would_be_ignored_is_refused_with_what_to_use(
     arguments: tuple[str, ...], instead: str
 ) -> None:
-    assert instead in await _refusal(LaunchOptions(model="m", vllm_arguments=arguments))
+    options = LaunchOptions(model="m", vllm_arguments=arguments)
+    assert instead in await _refusal(options, exit_code=2)
 
 
 async def test_a_model_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

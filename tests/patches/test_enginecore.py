@@ -135,6 +135,8 @@ def test_the_state_of_all_is_told_in_order_up_to_the_limit() -> None:
     everything = engine.call("state")["requests"]
     assert (everything["a"]["state"], everything["a"]["position"]) == ("preempted", 2)
     assert everything["a"]["preemptions"] == 1
+    assert everything["a"]["queued_ns"] < everything["a"]["preempted_ns"]
+    assert everything["b"]["preempted_ns"] is None
 
 
 def test_depths_come_without_a_look_at_any_request() -> None:

@@ -59,6 +59,27 @@ async def test_the_only_output_still_gives_its_times_when_the_engines_word_was_f
     assert (times.finished, entry.tokens, llm.ledger.without_token) == (3000, 1, {})
 
 
+async def test_the_first_outputs_own_times_are_the_last_word_and_later_ones_tell_preemptions() -> (
+    None
+):
+    llm, _ = hooked()
+    with anyio.fail_after(5):
+        (internal,) = await llm.add_request("one")
+    llm.ledger.event("queued", internal, 1000.002, {})
+    llm.ledger.event("scheduled", internal, 1999.998, {})
+    kinds = (EventType.QUEUED, EventType.SCHEDULED, EventType.PREEMPTED, EventType.SCHEDULED)
+    events = [event(kind, seconds) for kind, seconds in zip(kinds, (1, 2, 3, 4), strict=True)]
+    llm.output_processor.process_outputs([output(internal, 1, events=events)], 4.5)
+    entry = _entry(llm, "one")
+    times = entry.timings
+    assert (times.queued, times.scheduled, times.preempted) == (1000, 2000, 3000)
+    # No poll told of what came then.
+    again = [event(EventType.PREEMPTED, 5), event(EventType.SCHEDULED, 6)]
+    llm.output_processor.process_outputs([output(internal, 2, events=again)], 7.0)
+    times = entry.timings
+    assert (entry.state, times.scheduled, times.preempted) == ("running", 2000, 5000)
+
+
 async def test_a_stop_string_that_the_frontend_finds_ends_the_request() -> None:
     llm, _ = hooked()
     with anyio.fail_after(5):

@@ -150,6 +150,29 @@ def test_taking_stock_gives_places_and_what_lost_polls_would_have_told() -> None
     assert snapshot.operations[0].tokens == 4
 
 
+def test_a_preemption_that_no_poll_told_is_in_the_stock_and_the_last_one_counts() -> None:
+    ledger = Ledger()
+    entry = _opened(ledger)
+    standing = {"state": "running", "scheduled_ns": 14 * MS_NS}
+    ledger.engine_states({"one-0": standing | {"preempted_ns": None}})
+    assert entry.timings.preempted is None
+    ledger.engine_states({"one-0": standing | {"preempted_ns": 22 * MS_NS}})
+    ledger.event("preempted", "one-0", 18, {})
+    assert (entry.state, entry.timings.preempted) == ("preempted", 22)
+
+
+def test_the_schedulers_own_times_replace_those_that_the_hooks_took_beside_them() -> None:
+    ledger = Ledger()
+    entry = _opened(ledger)
+    ledger.event("queued", "one-0", 12.004, {})
+    ledger.event("scheduled", "one-0", 19.998, {})
+    ledger.own_times("one-0", 12, None)
+    assert (entry.timings.queued, entry.timings.scheduled) == (12, 19.998)
+    ledger.own_times("one-0", None, 20)
+    ledger.own_times("elsewhere", 1, 2)
+    assert (entry.timings.queued, entry.timings.scheduled) == (12, 20)
+
+
 def test_what_the_engine_does_not_have_stays_as_it_was() -> None:
     ledger = Ledger()
     entry = _opened(ledger)
