@@ -7,6 +7,7 @@ OutputProcessor, which all of them reach.
 import asyncio
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -140,7 +141,7 @@ def process_outputs(
     ended: list[Any] = []
     for output in _argument(args, kwargs, 0, "engine_core_outputs"):
         if output.events:
-            _own_events(ledger, output)
+            _own_times(ledger, output)
         if output.request_id in without_token:
             _first(processor, ledger, output, _timestamp(args, kwargs))
         if output.finish_reason is not None:
@@ -160,16 +161,11 @@ def process_outputs(
             ledger.end_part(internal_id, "stop", at)
 
 
-def _own_events(ledger: Ledger, output: Any) -> None:
-    """The scheduler's own times: the last word, should a poll have been lost."""
-    internal_id, first = output.request_id, dict[str, float]()
+def _own_times(ledger: Ledger, output: Any) -> None:
+    times: defaultdict[str, list[float]] = defaultdict(list)
     for event in output.events:
-        kind, at = event.type.name.lower(), event.timestamp * 1e3
-        first.setdefault(kind, at)
-        ledger.event(kind, internal_id, at, {})
-    if "queued" in first:
-        # Those of the first output. Later ones tell of preemptions, and of running again.
-        ledger.own_times(internal_id, first["queued"], first.get("scheduled"))
+        times[event.type.name.lower()].append(event.timestamp * 1e3)
+    ledger.own_times(output.request_id, times)
 
 
 def _first(processor: Any, ledger: Ledger, output: Any, at: float) -> None:

@@ -8,7 +8,7 @@ poll costs freshness, never the final times.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from nnrp_sched.engine.records import (
@@ -132,7 +132,7 @@ class Ledger:
         self._finish(entry, reason, at)
 
     def event(self, kind: str, internal_id: str, at: float, extra: Mapping[str, Any]) -> None:
-        """A transition in the scheduler (`nnrp_poll`), or one that came with a first output."""
+        """A transition in the scheduler (`nnrp_poll`)."""
         known = self._parts.get(internal_id)
         if known is None:
             return
@@ -154,13 +154,24 @@ class Ledger:
             if kind in _STARTED:
                 part.position = None
 
-    def own_times(self, internal_id: str, queued: float | None, scheduled: float | None) -> None:
-        """What vLLM itself noted of a part: our hooks' clock is read microseconds beside it."""
+    def own_times(self, internal_id: str, times: Mapping[str, Sequence[float]]) -> None:
+        """What vLLM noted of a part since its last output, by `queued`, `scheduled`, `preempted`.
+
+        The last word, should a poll have been lost: the hooks read the clock microseconds beside
+        it. How the part stands now it does not say, having been on its way.
+        """
         known = self._parts.get(internal_id)
-        if known is not None:
-            part, _ = known
-            part.queued = part.queued if queued is None else queued
-            part.scheduled = part.scheduled if scheduled is None else scheduled
+        if known is None:
+            return
+        part, _ = known
+        if part.first_token is None:
+            part.queued = next(iter(times.get("queued", ())), part.queued)
+            started = next(iter(times.get("scheduled", ())), None)
+            if started is not None:
+                if part.scheduled is None:
+                    self._drain.started(part.queued, started)
+                part.scheduled = started
+        part.preempted_at(max(times.get("preempted", ()), default=None))
 
     def engine_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """The scheduler's present view of parts (`nnrp_state`), by internal id."""

@@ -166,11 +166,18 @@ def test_the_schedulers_own_times_replace_those_that_the_hooks_took_beside_them(
     entry = _opened(ledger)
     ledger.event("queued", "one-0", 12.004, {})
     ledger.event("scheduled", "one-0", 19.998, {})
-    ledger.own_times("one-0", 12, None)
+    ledger.own_times("one-0", {"queued": [12]})
     assert (entry.timings.queued, entry.timings.scheduled) == (12, 19.998)
-    ledger.own_times("one-0", None, 20)
-    ledger.own_times("elsewhere", 1, 2)
-    assert (entry.timings.queued, entry.timings.scheduled) == (12, 20)
+    ledger.own_times("one-0", {"scheduled": [20, 24], "preempted": [21, 22]})
+    ledger.own_times("elsewhere", {"queued": [1]})
+    times = entry.timings
+    assert (times.queued, times.scheduled, times.preempted) == (12, 20, 22)
+    ledger.first_output("one-0", 25)
+    ledger.event("preempted", "one-0", 31, {})
+    # On its way since before that preemption.
+    ledger.own_times("one-0", {"scheduled": [30], "preempted": [29]})
+    times = entry.timings
+    assert (entry.state, times.scheduled, times.preempted) == ("preempted", 20, 31)
 
 
 def test_what_the_engine_does_not_have_stays_as_it_was() -> None:
