@@ -160,7 +160,7 @@ def _summary(hook: Hook) -> str:
     module, _, name = hook.body.partition(":")
     source = ROOT / "patches" / Path(*module.split(".")).with_suffix(".py")
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             told = (ast.get_docstring(node) or "").partition("\n")[0].rstrip(".")
             return told.removeprefix(f"Body of hook {hook.name}: ")
     raise steps.SetupError(f"{hook.body}, the body of hook {hook.name}, is not there")

@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from nnrp_sched.engine.records import AbortReceipt, RequestState
 from nnrp_sched_patches.channel import EngineGone, EngineRefused, EngineSilent, call_engine
-from nnrp_sched_patches.frontend import now_ms
+from nnrp_sched_patches.frontend import admission_here, now_ms
 from nnrp_sched_patches.ledger import Ledger
-from nnrp_sched_patches.ledger_records import Entry, summed_state
+from nnrp_sched_patches.ledger_records import AbortCause, Entry, summed_state
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -44,9 +44,10 @@ class Aborter:
         self._engine = engine
         self._ledger = ledger
         self._wait_s = wait_s
-        self._under_way: dict[int, asyncio.Task[None]] = {}
 
-    async def abort(self, entries: Sequence[Entry]) -> list[AbortReceipt]:
+    async def abort(
+        self, entries: Sequence[Entry], cause: AbortCause = "requested"
+    ) -> list[AbortReceipt]:
         """One receipt for each entry, in order, under the ids that users see.
 
         Goes through when the caller is cancelled meanwhile.
@@ -54,15 +55,16 @@ class Aborter:
         fresh = [
             entry
             for entry in dict.fromkeys(entries)
-            if entry.receipt is None and id(entry) not in self._under_way
+            if entry.receipt is None and entry.aborting is None
         ]
         if fresh:
             task = asyncio.create_task(self._abort(fresh), name="nnrp-sched abort")
-            self._under_way |= {id(entry): task for entry in fresh}
+            for entry in fresh:
+                entry.aborting = task
+                entry.abort_cause = entry.abort_cause or cause
         for entry in entries:
-            waiting = self._under_way.get(id(entry))
-            if waiting is not None:
-                await asyncio.shield(waiting)
+            if entry.aborting is not None:
+                await asyncio.shield(entry.aborting)
         return [entry.receipt or _receipt(entry, "unknown", now_ms()) for entry in entries]
 
     async def _abort(self, entries: list[Entry]) -> None:
@@ -86,15 +88,22 @@ class Aborter:
                     state: RequestState = "finished" if ended else entry.state
                     sure = ended and self._ledger.engine_failure is None
                     entry.receipt = _receipt(entry, state, started, sure=sure)
+        except Exception:
+            # Nobody may be waiting any more, and whatever it was, they must not stay in the engine.
+            _LOGGER.exception("an abort failed and goes over vLLM's public interface")
+            await self._publicly([entry for entry in entries if entry.receipt is None], started)
         finally:
             for entry in entries:
-                self._under_way.pop(id(entry), None)
+                entry.aborting = None
 
     async def _admitted(self, entries: Iterable[Entry]) -> None:
-        """Wait until vLLM has sent what it is admitting: before, the engine does not know it."""
+        """Wait until vLLM has sent what it is admitting: before, the engine does not know it.
+
+        Not for an admission that itself asks, having failed: it sends nothing any more.
+        """
         with anyio.move_on_after(self._wait_s):
             for entry in entries:
-                if entry.admissions:
+                if entry.admissions and entry is not admission_here():
                     done = anyio.Event()
                     entry.when_admitted.append(done.set)
                     await done.wait()
@@ -119,9 +128,14 @@ class Aborter:
             taken: list[RequestState] = [a.state for a in told.values() if a.accepted]
             if not told:
                 continue
-            # What the engine has no more of has ended there, and its last output is on its way.
-            state: RequestState = summed_state(taken) if taken else "finished"
-            entry.receipt = _receipt(entry, state, started, accepted=bool(taken), sure=True)
+            state: RequestState
+            if taken:
+                state = summed_state(taken)
+            else:
+                # It never came there; else it has ended there, and its last output is on its way.
+                state = "admitting" if entry is admission_here() else "finished"
+            done = state != "finished"
+            entry.receipt = _receipt(entry, state, started, accepted=done, sure=True)
 
     async def _publicly(self, entries: list[Entry], started: float) -> None:
         """Without the scheduler's word: vLLM takes the abort and says nothing."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 
+from nnrp_sched.engine.records import AbortReceipt
 from nnrp_sched_patches.enginecore import ABORT_MARK
 from nnrp_sched_patches.ledger import Ledger
 from nnrp_sched_patches.ledger_records import Entry, Part
@@ -31,6 +32,11 @@ def ledger_of(processor: Any) -> Ledger:
     if ledger is None:
         ledger = _ledgers[processor] = Ledger()
     return ledger
+
+
+def admission_here() -> Entry | None:
+    """The request whose `add_request` the present task is in, or was started by."""
+    return _ADMITTED.get()
 
 
 def now_ms() -> float:
@@ -60,15 +66,19 @@ def admission(
     token = _ADMITTED.set(entry)
 
     async def leave(error: BaseException | None) -> None:
-        _ADMITTED.reset(token)
+        left = isinstance(error, asyncio.CancelledError)
         try:
             if error is not None:
+                entry.abort_cause = "client_gone" if left else "failed"
                 await _release(engine, entry)
         finally:
+            _ADMITTED.reset(token)
             ledger.admitted(entry, now_ms())
             if not entry.parts and origin.entry is None:
                 # Refused; or its input is a stream that has not begun, and F3 takes it up again.
-                ledger.close(entry, "refused", now_ms())
+                if left:
+                    entry.receipt = AbortReceipt(entry.id, "admitting", True, True, 0, 0.0)
+                ledger.close(entry, "abort" if left else "refused", now_ms())
 
     return leave
 

@@ -1,7 +1,7 @@
 """The hooks in vLLM's frontend process, and what their bodies use of vLLM there, as rows.
 
-F1 to F5 of hooks.md 1.4, the same for every family: these places have kept name and parameters from
-0.18 on (hooks.md 1.2, 1.3).
+F1 to F5 of hooks.md 1.4, and F7 for vLLM's own aborts; the same for every family: these places have
+kept name and parameters from 0.18 on (hooks.md 1.2, 1.3).
 """
 
 from nnrp_sched_patches.hook import Hook, HookForm
@@ -43,6 +43,14 @@ FRONTEND_HOOKS = (
     _processor("add_request", "F3", "request", "prompt", "parent_req", "request_index", "queue"),
     _processor("process_outputs", "F4", "engine_core_outputs", "engine_core_timestamp"),
     _processor("abort_requests", "F5", "request_ids", "internal"),
+    Hook(
+        name="F7",
+        form=HookForm.BEFORE_ASYNC,
+        seam=Seam(
+            _ASYNC_LLM, "AsyncLLM.abort", SeamKind.ASYNC_FUNCTION, ("request_id", "internal")
+        ),
+        body="nnrp_sched_patches.vllm_aborts:receipt_first",
+    ),
 )
 
 FRONTEND_RELIED_ON = (
@@ -65,7 +73,7 @@ FRONTEND_RELIED_ON = (
     ),
     *(
         Seam(_PROCESSOR, f"OutputProcessor.{name}", SeamKind.INSTANCE_ATTRIBUTE)
-        for name in ("request_states", "parent_requests")
+        for name in ("request_states", "parent_requests", "external_req_ids")
     ),
     *(
         Seam(_PROCESSOR, f"RequestState.{name}", SeamKind.INSTANCE_ATTRIBUTE)

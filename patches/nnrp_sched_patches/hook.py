@@ -20,6 +20,8 @@ class HookForm(StrEnum):
     """For coroutines: sees the arguments before, and after it how it ended, cancelled included.
 
     The only form that may change something: the keyword arguments."""
+    BEFORE_ASYNC = "before async"
+    """For coroutines: awaits its body, then runs the method, unless it is cancelled meanwhile."""
 
 
 class Hook(Struct, frozen=True):

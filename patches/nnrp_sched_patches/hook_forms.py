@@ -207,11 +207,38 @@ def make_around_async(owner: Any, raw: Any, body: Callable[..., Any], switch: Sw
     return wrapt.FunctionWrapper(raw, wrapper, enabled=switch)
 
 
+def make_before_async(owner: Any, raw: Any, body: Callable[..., Any], switch: Switch) -> Any:
+    """Await `body(instance, args, kwargs)`, then the coroutine.
+
+    A cancellation in `body` goes on up and the coroutine does not run: what it would have done is
+    then for `body` to see to.
+    """
+    takes_self = isinstance(owner, type) and isinstance(raw, FunctionType)
+
+    async def wrapper(
+        wrapped: Callable[..., Any],
+        instance: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        try:
+            if instance is None and takes_self:
+                await body(args[0], args[1:], kwargs)
+            else:
+                await body(instance, args, kwargs)
+        except Exception as fault:
+            switch.failed(fault)
+        return await wrapped(*args, **kwargs)
+
+    return wrapt.FunctionWrapper(raw, wrapper, enabled=switch)
+
+
 MAKERS: dict[HookForm, Callable[[Any, Any, Callable[..., Any], Switch], Any]] = {
     HookForm.ADDED: make_added,
     HookForm.AFTER: make_after,
     HookForm.AROUND: make_around,
     HookForm.AROUND_ASYNC: make_around_async,
+    HookForm.BEFORE_ASYNC: make_before_async,
 }
 
 

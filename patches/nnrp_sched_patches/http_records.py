@@ -78,6 +78,7 @@ def _outcome(reasons: frozenset[str]) -> tuple[Outcome, str | None]:
 def _abort(entry: Entry, ended: float) -> AbortObservation:
     receipt = entry.receipt
     if receipt is None:
-        # vLLM's frontend by itself, as it does when the client has left.
-        return AbortObservation("client_gone", ended, ended)
-    return AbortObservation("requested", ended - receipt.latency_ms, ended, receipt)
+        # An abort that nobody here heard of: another frontend's, or a hook that is off.
+        return AbortObservation(entry.abort_cause or "unknown", ended, ended)
+    reason = entry.abort_cause or "unknown"
+    return AbortObservation(reason, ended - receipt.latency_ms, ended, receipt)

@@ -211,6 +211,11 @@ class Ledger:
             default=None,
         )
 
+    def owner(self, internal_id: str) -> Entry | None:
+        """The request, live or remembered, that an internal id is a part of."""
+        known = self._parts.get(internal_id)
+        return None if known is None else known[1]
+
     def snapshot(self, now: float, *, authoritative: bool) -> QueueSnapshot:
         """Every live request: those that run, then those that wait, in the order they will run."""
         operations = [self._told(entry, now) for entry in self._live.values()]

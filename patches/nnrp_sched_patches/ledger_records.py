@@ -1,6 +1,8 @@
 """What the ledger keeps of one request, and how its choices add up to it."""
 
+import asyncio
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from msgspec import Struct, field
 
@@ -70,6 +72,11 @@ class Part(Struct, gc=False):
             self.state, self.position, self.finished, self.reason = "finished", None, at, reason
 
 
+AbortCause = Literal["requested", "client_gone", "failed"]
+"""Why a request is aborted: somebody asked for it, its caller has left, or vLLM's frontend tripped
+over it."""
+
+
 class Entry(Struct, eq=False):
     """One request as its caller counts them."""
 
@@ -94,6 +101,10 @@ class Entry(Struct, eq=False):
     reason: str | None = None
     receipt: AbortReceipt | None = None
     """What the abort of it did, if there was one."""
+    abort_cause: AbortCause | None = None
+    """Of the first abort; None when nobody told."""
+    aborting: "asyncio.Task[None] | None" = None
+    """The abort of it that is under way."""
 
     @property
     def state(self) -> RequestState:

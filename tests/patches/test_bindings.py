@@ -15,6 +15,7 @@ from nnrp_sched_patches import bindings
 from nnrp_sched_patches.bindings import FAMILIES, Family, bind, bind_installed, faults
 from nnrp_sched_patches.seam import Seam, SeamKind
 from nnrp_sched_patches.serving_seams import SERVING, ServingObjects, serving_faults
+from nnrp_sched_patches.source_tree import FunctionNode
 from nnrp_sched_patches.version import InstalledVllm
 from tests.support.vllm_source import write_source
 
@@ -139,7 +140,7 @@ def test_every_hook_body_exists_in_the_patch_layer() -> None:
             module, _, name = hook.body.partition(":")
             path = Path(bindings.__file__).parents[1].joinpath(*module.split("."))
             source = ast.parse(path.with_suffix(".py").read_text())
-            assert name in {node.name for node in source.body if isinstance(node, ast.FunctionDef)}
+            assert name in {node.name for node in source.body if isinstance(node, FunctionNode)}
 
 
 def test_a_serving_object_is_looked_for_in_every_home(tmp_path: Path) -> None:

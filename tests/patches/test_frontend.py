@@ -41,7 +41,7 @@ async def test_a_request_is_followed_from_admission_to_its_end() -> None:
     times = entry.timings
     assert (times.queued, times.scheduled, times.first_token) == (1000, 2000, 3000)
     assert (times.finished, entry.reason, entry.tokens) == (5000, "length", 3)
-    assert [switch.failures for switch in switches] == [0] * 4
+    assert [switch.failures for switch in switches] == [0] * 5
 
 
 async def test_the_only_output_still_gives_its_times_when_the_engines_word_was_faster() -> None:
@@ -184,7 +184,7 @@ async def test_hooks_that_fail_turn_themselves_off_and_vllm_goes_on(
             end = output(internal, 1, finish=FinishReason.STOP)
             llm.output_processor.process_outputs([end], 1.0)
     assert llm.output_processor.request_states == {}
-    assert [switch.on for switch in switches] == [False, False, True, True]
+    assert [switch.on for switch in switches] == [False, False, True, True, True]
 
 
 @pytest.mark.parametrize("endpoint", [None, "http://collector:4317"])
@@ -203,4 +203,4 @@ async def test_vllm_gets_the_trace_of_a_request_where_it_traces_and_its_caller_g
     ours = None if endpoint is None else {"traceparent": "00-1-2-01"}
     assert llm.traced == {"ours": ours, "none given": ours, "its own": own, "no trace": None}
     assert _entry(llm, "ours").traceparent == "00-1-2-01"
-    assert [switch.failures for switch in switches] == [0] * 4
+    assert [switch.failures for switch in switches] == [0] * 5

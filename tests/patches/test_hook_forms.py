@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from anyio.lowlevel import checkpoint
 
 from nnrp_sched_patches.hook_forms import (
     ABSENT,
@@ -17,6 +18,7 @@ from nnrp_sched_patches.hook_forms import (
     make_added,
     make_around,
     make_around_async,
+    make_before_async,
     plain,
 )
 
@@ -233,3 +235,48 @@ async def test_a_failing_body_around_a_coroutine_changes_nothing_and_is_counted(
         for number in range(MAX_FAILURES + 5):
             assert await service.fetch(number) == number + 1
     assert (switch.on, switch.failures) == (False, MAX_FAILURES)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_body_before_a_coroutine_is_awaited_first_and_its_failure_is_counted(
+    fails: bool,
+) -> None:
+    seen: list[Any] = []
+
+    async def body(instance: Any, args: Any, kwargs: Any) -> None:
+        await checkpoint()
+        seen.append((type(instance).__name__, args, kwargs))
+        if fails:
+            raise RuntimeError("broken")
+
+    switch = Switch("F9")
+    made = make_before_async(_Service, vars(_Service)["fetch"], body, switch)
+    service = type("Service", (), {"fetch": made})()
+    with anyio.fail_after(5):
+        assert await service.fetch(1) == 2
+        # As another tool's wrapper would call it.
+        assert await vars(service.__class__)["fetch"](service, amount=2) == 3
+        with pytest.raises(ValueError, match="negative"):
+            await service.fetch(-1)
+    assert seen == [("Service", (1,), {}), ("Service", (), {"amount": 2}), ("Service", (-1,), {})]
+    assert switch.failures == (3 if fails else 0)
+
+
+@pytest.mark.anyio
+async def test_a_coroutine_does_not_run_when_the_body_before_it_is_cancelled() -> None:
+    ran: list[int] = []
+
+    class Service:
+        async def fetch(self) -> None:
+            ran.append(1)
+
+    async def body(*_: Any) -> None:
+        await anyio.sleep_forever()
+
+    switch = Switch("F9")
+    made = make_before_async(Service, vars(Service)["fetch"], body, switch)
+    service = type("Service", (), {"fetch": made})()
+    with anyio.move_on_after(0.01) as patience:
+        await service.fetch()
+    assert (patience.cancelled_caught, ran, switch.failures) == (True, [], 0)

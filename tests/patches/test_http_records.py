@@ -58,16 +58,18 @@ def test_finish_reasons_say_how_a_request_ended(
 
 def test_an_abort_lasts_as_long_as_its_receipt_says() -> None:
     receipt = AbortReceipt("x", "waiting", True, True, 0, 20.0)
-    record = record_of(_ended("abort", receipt=receipt), DESCRIPTION)
+    entry = _ended("abort", receipt=receipt)
+    entry.abort_cause = "client_gone"
+    record = record_of(entry, DESCRIPTION)
     assert record.abort is not None
-    assert (record.abort.reason, record.abort.receipt) == ("requested", receipt)
+    assert (record.abort.reason, record.abort.receipt) == ("client_gone", receipt)
     assert phases(record) == [("queue", 3.0, 90.0), ("abort", 70.0, 90.0)]
 
 
-def test_a_client_that_left_is_an_abort_without_a_receipt() -> None:
+def test_an_abort_that_nobody_told_of_has_no_reason_and_no_receipt() -> None:
     record = record_of(_ended("abort"), DESCRIPTION)
     assert record.abort is not None
-    assert (record.abort.reason, record.abort.receipt) == ("client_gone", None)
+    assert (record.abort.reason, record.abort.receipt) == ("unknown", None)
 
 
 @pytest.mark.parametrize(("models", "told"), [(("m",), "m"), (("m", "adapter"), None)])

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import anyio
 
-from nnrp_sched_patches import frontend
-from nnrp_sched_patches.hook_forms import Switch, make_around, make_around_async
+from nnrp_sched_patches import frontend, vllm_aborts
+from nnrp_sched_patches.hook_forms import Switch, make_around, make_around_async, make_before_async
 from nnrp_sched_patches.ledger import Ledger
 
 Reply = Callable[[dict[str, Any]], Any]
@@ -44,12 +44,14 @@ class Processor:
     def __init__(self) -> None:
         self.request_states: dict[str, Any] = {}
         self.parent_requests: dict[str, Any] = {}
+        self.external_req_ids: dict[str, list[str]] = {}
         self.ends: list[str] = []
         """Internal ids whose callers got a last output for an abort."""
 
     def add_request(self, request: Any, prompt: Any, parent_req: Any = None, *_: Any) -> None:
         if request.request_id in self.request_states:
             return
+        self.external_req_ids.setdefault(request.external_req_id, []).append(request.request_id)
         tokens: list[int] = []
         detokenizer = SimpleNamespace(tokens=tokens, num_output_tokens=tokens.__len__)
         self.request_states[request.request_id] = SimpleNamespace(
@@ -74,8 +76,10 @@ class Processor:
         return SimpleNamespace(request_outputs=[], reqs_to_abort=stopped)
 
     def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:
-        assert internal
         gone: list[str] = []
+        if not internal:
+            known = self.external_req_ids
+            request_ids = [one for name in request_ids for one in known.pop(name, ())]
         for request_id in request_ids:
             state = self.request_states.pop(request_id, None)
             parent = self.parent_requests.get(request_id)
@@ -104,6 +108,10 @@ class Frontend:
         self.output_handler = asyncio.get_running_loop().create_future()
         self.replies: dict[str, Reply] = {}
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.preparing: anyio.Event | None = None
+        """While it is set to an event, a request waits for it before it is registered."""
+        self.takes_back = False
+        """Whether an admission that fails aborts what it registered: vLLM from 0.32 on, n > 1."""
         self.sending: anyio.Event | None = None
         """While it is set to an event, the send to the engine waits for it."""
         self.public_aborts: list[tuple[str, ...]] = []
@@ -120,6 +128,8 @@ class Frontend:
         self.traced[request_id] = trace_headers
         if n < 1:
             raise ValueError("refused")
+        if self.preparing is not None:
+            await self.preparing.wait()
         internal = f"{request_id}-{next(self._numbers):08}"
         children = {f"{index}_{internal}" for index in range(n)}
         parent = SimpleNamespace(request_id=internal, child_requests=children)
@@ -127,12 +137,18 @@ class Frontend:
         for one in ids:
             request = SimpleNamespace(request_id=one, external_req_id=request_id, priority=priority)
             self.output_processor.add_request(request, None, None if n == 1 else parent)
-        if self.sending is not None:
-            await self.sending.wait()
+        try:
+            if self.sending is not None:
+                await self.sending.wait()
+        except BaseException:
+            if self.takes_back:
+                await self.abort(internal, internal=True)
+            raise
         return ids
 
-    async def abort(self, request_id: Iterable[str], internal: bool = False) -> None:
-        self.public_aborts.append(tuple(request_id))
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        ids = (request_id,) if isinstance(request_id, str) else tuple(request_id)
+        self.public_aborts.append(ids)
         self.output_processor.abort_requests(self.public_aborts[-1], internal)
 
     async def call_utility_async(self, method: str, payload: dict[str, Any]) -> Any:
@@ -153,17 +169,21 @@ class Frontend:
 
 def hooked() -> tuple[Frontend, list[Switch]]:
     """A frontend with our hooks in its classes, and their switches."""
-    switches = [Switch(name) for name in ("F2", "F3", "F4", "F5")]
+    switches = [Switch(name) for name in ("F2", "F3", "F4", "F5", "F7")]
     slots = {
         name: make_around(Processor, vars(Processor)[name], getattr(frontend, name), switch)
         for name, switch in zip(
-            ("add_request", "process_outputs", "abort_requests"), switches[1:], strict=True
+            ("add_request", "process_outputs", "abort_requests"), switches[1:4], strict=True
         )
     }
     wrapped = make_around_async(
         Frontend, vars(Frontend)["add_request"], frontend.admission, switches[0]
     )
-    made = cast(Frontend, type("HookedFrontend", (Frontend,), {"add_request": wrapped})())
+    abort = make_before_async(
+        Frontend, vars(Frontend)["abort"], vllm_aborts.receipt_first, switches[4]
+    )
+    slots_of_llm = {"add_request": wrapped, "abort": abort}
+    made = cast(Frontend, type("HookedFrontend", (Frontend,), slots_of_llm)())
     made.output_processor = type("HookedProcessor", (Processor,), slots)()
     return made, switches
 
