@@ -15,6 +15,7 @@ import msgspec
 from nnrp_sched.errors import NnrpSchedError
 from nnrp_sched_patches import install
 from nnrp_sched_patches.channel import call_engine
+from nnrp_sched_patches.slot import ACTING
 
 METHOD = "nnrp_hello"
 
@@ -69,7 +70,7 @@ def _about_this_process() -> dict[str, Any]:
         "pid": os.getpid(),
         "vllm": layer.version,
         "binding": layer.binding,
-        "hooks": [hook.name for hook in layer.hooks if hook.state == install.INSTALLED],
+        "hooks": [hook.name for hook in layer.hooks if hook.state in ACTING],
         "problem": layer.problem,
         "monotonic_ns": time.monotonic_ns(),
         "wall_ns": time.time_ns(),

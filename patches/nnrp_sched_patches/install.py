@@ -1,8 +1,13 @@
 """Puts the hooks of a binding into vLLM's classes, all or none, and takes them out again exactly.
 
-Modules that vLLM has not imported yet get their hooks when it does. A forked child inherits the
-patched classes and this module's state with them, and vLLM does not load the plugin there again
-(hooks.md 1.5), so both go on together.
+`activate`, `deactivate` and `status` are this process's own and speak of no other: vLLM's processes
+each load the plugin, which calls `activate` there. Modules that vLLM has not imported yet get their
+hooks when it does. A forked child inherits the patched classes and this module's state with them,
+and vLLM does not load the plugin there again (hooks.md 1.5), so both go on together. A spawned
+child starts without either.
+
+All that outlives `deactivate` is an import hook of wrapt's, which finds nothing to do any more:
+taking it out of `sys.meta_path` could make another thread's import miss a finder.
 """
 
 import importlib
@@ -10,9 +15,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import wrapt
 from msgspec import Struct
@@ -20,26 +24,10 @@ from msgspec import Struct
 from nnrp_sched.errors import UnsupportedVllm
 from nnrp_sched_patches.bindings import Binding, bind_installed
 from nnrp_sched_patches.hook import Hook, HookForm
-from nnrp_sched_patches.hook_forms import ABSENT, MAKERS, Switch
+from nnrp_sched_patches.hook_forms import ABSENT, MAKERS
+from nnrp_sched_patches.slot import WAITING, HookStatus, Slot, slots
 
 _LOGGER = logging.getLogger(__name__)
-
-INSTALLED = "installed"
-WAITING = "waiting for vLLM to import the module"
-LEFT = "left in place, switched off"
-TURNED_OFF = "turned off after repeated failures"
-
-
-class HookStatus(Struct, frozen=True):
-    """Where one hook stands in this process."""
-
-    name: str
-    place: str
-    """`module:qualified name` of its seam."""
-    state: str
-    """`INSTALLED`, `WAITING`, `LEFT` or `TURNED_OFF`."""
-    failures: int = 0
-    """How often its body raised; the calls it watched went on."""
 
 
 class LayerStatus(Struct, frozen=True):
@@ -54,55 +42,6 @@ class LayerStatus(Struct, frozen=True):
     """Why the layer took itself out again: a hook did not fit a module imported later."""
 
 
-class _Installed:
-    """One hook in its slot, with what is needed to undo it."""
-
-    def __init__(self, hook: Hook, owner: Any, attribute: str, raw: Any) -> None:
-        self.hook = hook
-        self.owner = owner
-        self.attribute = attribute
-        self.raw = raw
-        self.switch = Switch(hook.name)
-        self.value: Any = None
-
-    def undo(self) -> bool:
-        """Switch off, and restore the slot if ours is still on top; tells whether it was."""
-        self.switch.on = False
-        if slots(self.owner).get(self.attribute) is not self.value:
-            return False
-        if self.raw is ABSENT:
-            delattr(self.owner, self.attribute)
-        else:
-            setattr(self.owner, self.attribute, self.raw)
-        return True
-
-    def status(self, state: str) -> HookStatus:
-        """The hook in `state`, unless its failures turned it off."""
-        shown = TURNED_OFF if state == INSTALLED and not self.switch.on else state
-        return HookStatus(self.hook.name, str(self.hook.seam), shown, self.switch.failures)
-
-    @property
-    def reachable(self) -> bool:
-        """Whether a call through the slot still comes by here, under another tool's wrapper."""
-        waiting: list[Any] = [slots(self.owner).get(self.attribute)]
-        seen: set[int] = set()
-        while waiting:
-            part = waiting.pop()
-            if part is self.value:
-                return True
-            if part is None or id(part) in seen:
-                continue
-            seen.add(id(part))
-            # A tool that read the slot through the class wrapped a bound form of ours.
-            waiting += [getattr(part, name, None) for name in ("__wrapped__", "_self_parent")]
-        return False
-
-
-def slots(owner: Any) -> Mapping[str, Any]:
-    """What a class or module itself holds, unbound: not what it inherits."""
-    return cast(Mapping[str, Any], vars(owner))
-
-
 class PatchLayer:
     """The hooks of one process. The process's own is behind this module's functions."""
 
@@ -110,19 +49,24 @@ class PatchLayer:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._binding: Binding | None = None
-        self._installed: list[_Installed] = []
-        self._left: list[_Installed] = []
+        self._installed: list[Slot] = []
+        self._left: list[Slot] = []
         self._waiting: dict[str, list[Hook]] = {}
         # wrapt cannot take an import hook back, so each module gets one at most.
         self._watched: set[str] = set()
         self._problem: str | None = None
+        self._strict = False
 
-    def activate(self, binding: Binding) -> LayerStatus:
-        """Install every hook of `binding`; without effect while the layer is active."""
+    def activate(self, binding: Binding, *, strict: bool = False) -> LayerStatus:
+        """Install every hook of `binding`; without effect while the layer is active.
+
+        `strict` lets a hook that does not fit a module imported later fail that import.
+        """
         with self._here():
             if self._binding is not None:
                 return self._status()
-            self._problem = None
+            self._problem, self._strict = None, strict
+            self._tidy()
             try:
                 for hook in binding.family.hooks:
                     module = sys.modules.get(hook.seam.module)
@@ -159,7 +103,7 @@ class PatchLayer:
         return self._lock
 
     def _imported(self, module: ModuleType) -> None:
-        """vLLM imported a module that may have hooks waiting; must not raise into that import."""
+        """vLLM imported a module that may have hooks waiting; raises into that if strict only."""
         with self._here():
             try:
                 for hook in self._waiting.pop(module.__name__, ()):
@@ -168,43 +112,51 @@ class PatchLayer:
                 self._problem = str(error)
                 self._take_out()
                 _LOGGER.error("the patch layer took itself out: %s", error)
+                if self._strict:
+                    raise
 
     def _install(self, hook: Hook, module: ModuleType) -> None:
         owner, attribute = _owner(hook, module)
         for old in self._left:
-            if old.owner is owner and old.attribute == attribute and old.reachable:
+            place = old.owner is owner and old.attribute == attribute
+            if place and old.hook == hook and old.reachable:
                 # Ours from an earlier activation, under another tool's wrapper.
                 self._left.remove(old)
                 old.switch.revive()
                 self._installed.append(old)
                 return
         _check(hook, owner, attribute)
-        entry = _Installed(hook, owner, attribute, slots(owner).get(attribute, ABSENT))
+        slot = Slot(hook, owner, attribute)
         body_module, _, body_name = hook.body.partition(":")
         body = getattr(importlib.import_module(body_module), body_name)
-        inner = _inherited(owner, attribute) if entry.raw is ABSENT else entry.raw
-        entry.value = MAKERS[hook.form](owner, inner, body, entry.switch)
-        setattr(owner, attribute, entry.value)
-        self._installed.append(entry)
+        inner = _inherited(owner, attribute) if slot.raw is ABSENT else slot.raw
+        slot.put(MAKERS[hook.form](owner, inner, body, slot.switch))
+        self._installed.append(slot)
 
     def _take_out(self) -> None:
         """Undo everything, newest first; what another tool covers stays, switched off."""
         self._binding = None
         self._waiting = {}
         while self._installed:
-            entry = self._installed.pop()
-            if not entry.undo():
-                self._left.append(entry)
-                _LOGGER.warning("hook %s %s at %s", entry.hook.name, LEFT, entry.hook.seam)
+            slot = self._installed.pop()
+            if not slot.take_out():
+                self._left.append(slot)
+                told = slot.status(active=False)
+                _LOGGER.warning("hook %s at %s: %s", told.name, told.place, told.state)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Take out what had to be left, where the other tool is gone by now."""
+        self._left = [slot for slot in self._left if not slot.take_out()]
 
     def _status(self) -> LayerStatus:
-        hooks = [entry.status(INSTALLED) for entry in self._installed]
+        hooks = [slot.status(active=True) for slot in self._installed]
         hooks += [
             HookStatus(name=hook.name, place=str(hook.seam), state=WAITING)
             for waiting in self._waiting.values()
             for hook in waiting
         ]
-        hooks += [entry.status(LEFT) for entry in self._left]
+        hooks += [slot.status(active=False) for slot in self._left]
         return LayerStatus(
             active=self._binding is not None,
             pid=self._pid,
@@ -218,23 +170,33 @@ class PatchLayer:
 _LAYER = PatchLayer()
 
 
-def activate(binding: Binding | None = None) -> LayerStatus:
-    """Install every hook of `binding`, or of the one for the installed vLLM; idempotent.
+def activate(binding: Binding | None = None, *, strict: bool = False) -> LayerStatus:
+    """Install every hook in this process's vLLM, or none; tells what is installed then.
 
-    Raises UnsupportedVllm when version, probes or a seam do not fit. Whatever it raises, nothing
-    stays installed.
+    Of `binding`, or of the one for the installed vLLM, whose source is checked first. Without
+    effect while the layer is active, whatever the binding. Raises UnsupportedVllm when version,
+    probes or a seam do not fit, and whatever it raises, nothing stays installed. A module that vLLM
+    imports later and that does not fit takes every hook out again; `status` says why, and with
+    `strict` the import fails.
     """
     current = _LAYER.status()
-    return current if current.active else _LAYER.activate(binding or bind_installed())
+    if current.active:
+        return current
+    return _LAYER.activate(binding or bind_installed(), strict=strict)
 
 
 def deactivate() -> LayerStatus:
-    """Take every hook out; the status tells what had to be left in place, switched off."""
+    """Take every hook out of this process's vLLM; without effect while none is in.
+
+    Each slot holds the very object again that it held before. A slot into which another tool put
+    something since is not touched: our hook there is switched off, which the returned status says,
+    and is taken out by a later call once that tool is gone.
+    """
     return _LAYER.deactivate()
 
 
 def status() -> LayerStatus:
-    """The layer in this process."""
+    """The layer in this process, looked up now: other tools may have changed the slots since."""
     return _LAYER.status()
 
 

@@ -22,12 +22,13 @@ def load() -> None:
     """
     if os.environ.get(PATCH_VARIABLE) != "1":
         return
+    strict = os.environ.get(STRICT_VARIABLE) == "1"
     try:
         from nnrp_sched_patches.install import activate
 
-        activate()
+        activate(strict=strict)
     except Exception as error:
-        if os.environ.get(STRICT_VARIABLE) == "1":
+        if strict:
             raise
         import logging
 

@@ -1,8 +1,6 @@
 """Installing hooks all or none, and undoing them exactly."""
 
-import functools
 import importlib
-import os
 import sys
 import types
 from pathlib import Path
@@ -13,7 +11,8 @@ import pytest
 from nnrp_sched.errors import UnsupportedVllm
 from nnrp_sched_patches.hook import HookForm
 from nnrp_sched_patches.hook_forms import MAX_FAILURES
-from nnrp_sched_patches.install import INSTALLED, LEFT, TURNED_OFF, WAITING, PatchLayer, slots
+from nnrp_sched_patches.install import PatchLayer
+from nnrp_sched_patches.slot import INSTALLED, TURNED_OFF, WAITING, slots
 from tests.support.toy_vllm import (
     BODIES,
     ENGINE,
@@ -89,13 +88,29 @@ def test_deactivate_restores_every_slot_by_identity(
     assert status.hooks == ()
 
 
-def test_activating_twice_installs_once(toy: types.SimpleNamespace, layer: PatchLayer) -> None:
-    layer.activate(binding(hook(STEP)))
-    slots = class_slots(toy.Engine)
-    layer.activate(binding(hook(STEP)))
+def test_activating_twice_installs_once_whatever_the_second_asks_for(
+    toy: types.SimpleNamespace, layer: PatchLayer
+) -> None:
+    before = class_slots(toy.Engine)
+    first = layer.activate(binding(hook(STEP)))
+    patched = class_slots(toy.Engine)
+    for again in (binding(hook(STEP)), binding(*EVERY_KIND)):
+        assert layer.activate(again) == first
     toy.Engine().step(1)
-    assert class_slots(toy.Engine) == slots
+    assert class_slots(toy.Engine) == patched
     assert toy.calls == [("Engine", 1)]
+    layer.deactivate()
+    assert class_slots(toy.Engine) == before
+
+
+def test_deactivating_twice_or_unasked_changes_nothing(
+    toy: types.SimpleNamespace, layer: PatchLayer
+) -> None:
+    before = class_slots(toy.Engine)
+    assert not layer.deactivate().active
+    layer.activate(binding(*EVERY_KIND))
+    assert layer.deactivate() == layer.deactivate()
+    assert class_slots(toy.Engine) == before
 
 
 def test_the_layer_can_be_activated_again_after_it_was_out(
@@ -141,71 +156,6 @@ def test_a_failure_of_any_sort_in_the_middle_leaves_none_installed(
     assert class_slots(toy.Engine) == before
 
 
-def _step(toy: types.SimpleNamespace, through_the_class: bool) -> Any:
-    """Our wrapper as another tool finds it: bound by the class, or raw."""
-    return toy.Engine.step if through_the_class else slots(toy.Engine)["step"]
-
-
-def _foreign(wrapped: Any, seen: list[Any]) -> Any:
-    @functools.wraps(wrapped)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        seen.append("foreign")
-        return wrapped(*args, **kwargs)
-
-    return wrapper
-
-
-@pytest.mark.parametrize("read_through_the_class", [True, False])
-def test_under_another_tools_wrapper_ours_stays_switched_off_and_says_so(
-    toy: types.SimpleNamespace, layer: PatchLayer, read_through_the_class: bool
-) -> None:
-    layer.activate(binding(hook(STEP)))
-    seen: list[Any] = []
-    ours = _step(toy, read_through_the_class)
-    toy.Engine.step = theirs = _foreign(ours, seen)
-    status = layer.deactivate()
-    assert slots(toy.Engine)["step"] is theirs
-    assert [hook_status.state for hook_status in status.hooks] == [LEFT]
-    assert toy.Engine(1).step(1) == 2
-    assert (seen, toy.calls) == (["foreign"], [])
-
-
-@pytest.mark.parametrize("read_through_the_class", [True, False])
-def test_a_hook_left_in_place_is_switched_on_again_and_not_doubled(
-    toy: types.SimpleNamespace, layer: PatchLayer, read_through_the_class: bool
-) -> None:
-    layer.activate(binding(hook(STEP)))
-    ours = _step(toy, read_through_the_class)
-    toy.Engine.step = _foreign(ours, [])
-    layer.deactivate()
-    layer.activate(binding(hook(STEP)))
-    toy.Engine().step(1)
-    assert toy.calls == [("Engine", 1)]
-    assert _states(layer) == {"Engine.step": INSTALLED}
-
-
-def test_when_the_other_tool_threw_our_wrapper_away_a_new_one_is_installed(
-    toy: types.SimpleNamespace, layer: PatchLayer
-) -> None:
-    raw = slots(toy.Engine)["step"]
-    layer.activate(binding(hook(STEP)))
-    toy.Engine.step = _foreign(slots(toy.Engine)["step"], [])
-    layer.deactivate()
-    toy.Engine.step = raw
-    layer.activate(binding(hook(STEP)))
-    toy.Engine().step(1)
-    assert toy.calls == [("Engine", 1)]
-
-
-def test_a_wrapper_that_was_there_before_ours_is_restored(
-    toy: types.SimpleNamespace, layer: PatchLayer
-) -> None:
-    toy.Engine.step = theirs = _foreign(slots(toy.Engine)["step"], [])
-    layer.activate(binding(hook(STEP)))
-    layer.deactivate()
-    assert slots(toy.Engine)["step"] is theirs
-
-
 def test_a_module_imported_later_gets_its_hooks_then(
     toy: types.SimpleNamespace, layer: PatchLayer, late: None
 ) -> None:
@@ -240,6 +190,17 @@ def test_a_later_module_that_does_not_fit_takes_every_hook_out_and_imports_fine(
     assert f"{LATE}:Late.renamed" in status.problem
 
 
+def test_in_strict_mode_a_later_module_that_does_not_fit_cannot_be_imported(
+    toy: types.SimpleNamespace, layer: PatchLayer, late: None
+) -> None:
+    before = class_slots(toy.Engine)
+    layer.activate(binding(*EVERY_KIND, hook(f"{LATE}:Late.renamed")), strict=True)
+    with pytest.raises(UnsupportedVllm, match=r"Late\.renamed"):
+        importlib.import_module(LATE)
+    assert class_slots(toy.Engine) == before
+    assert not layer.status().active
+
+
 def test_what_the_watched_method_raises_passes_unchanged(
     toy: types.SimpleNamespace, layer: PatchLayer
 ) -> None:
@@ -257,30 +218,6 @@ def test_a_body_that_keeps_failing_is_turned_off_and_never_reaches_the_caller(
     assert [engine.step(1) for _ in range(MAX_FAILURES + 5)][-1] == MAX_FAILURES + 5
     (status,) = layer.status().hooks
     assert (status.state, status.failures) == (TURNED_OFF, MAX_FAILURES)
-
-
-def test_a_forked_child_has_the_hooks_and_can_undo_them_for_itself(
-    toy: types.SimpleNamespace, layer: PatchLayer
-) -> None:
-    before = class_slots(toy.Engine)
-    layer.activate(binding(hook(STEP)))
-    patched = class_slots(toy.Engine)
-    child = os.fork()
-    if child == 0:
-        # No assertion in here: the child must not come back into pytest.
-        inherited = layer.status()
-        toy.Engine().step(1)
-        fine = (
-            inherited.active
-            and inherited.pid == os.getpid()
-            and toy.calls == [("Engine", 1)]
-            and not layer.deactivate().active
-            and class_slots(toy.Engine) == before
-        )
-        os._exit(0 if fine else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert class_slots(toy.Engine) == patched
-    assert layer.status().active
 
 
 def test_the_body_module_is_not_needed_before_a_hook_is_installed(
