@@ -33,6 +33,14 @@ _TRANSITIONS = {
 }
 """Methods of the scheduler that the watch is around, with the parameters it reads."""
 
+SCHEDULER = f"{_SCHEDULER}.Scheduler"
+"""The class that they are hooked in."""
+
+WATCHED = tuple(_TRANSITIONS)
+"""Their names."""
+
+_ASYNC_SCHEDULER = "vllm.v1.core.sched.async_scheduler"
+
 
 def _set_by(module: str, owner: str, *names: str) -> tuple[Seam, ...]:
     """Attributes that a class's constructor sets."""
@@ -82,6 +90,12 @@ ENGINE_RELIED_ON = (
     ),
     Seam(_ENGINE_CORE, "EngineCoreProc.output_queue", SeamKind.INSTANCE_ATTRIBUTE),
     Seam(_SCHEDULER, "Scheduler", SeamKind.CLASS),
+    # The one for asynchronous scheduling inherits what is hooked in its base.
+    Seam(_ASYNC_SCHEDULER, "AsyncScheduler", SeamKind.CLASS),
+    *(
+        Seam(_ASYNC_SCHEDULER, f"AsyncScheduler.{method}", SeamKind.ABSENT)
+        for method in _TRANSITIONS
+    ),
     *_set_by(_SCHEDULER, "Scheduler", "policy", "requests", "running", "kv_cache_manager"),
     Seam("vllm.v1.core.kv_cache_manager", "KVCacheManager.usage", SeamKind.PROPERTY),
     Seam(_QUEUE, "RequestQueue.add_request", SeamKind.FUNCTION, ("request",)),

@@ -15,6 +15,7 @@ import msgspec
 from nnrp_sched.errors import NnrpSchedError
 from nnrp_sched_patches import install
 from nnrp_sched_patches.channel import call_engine
+from nnrp_sched_patches.scheduler_fit import misfit
 from nnrp_sched_patches.slot import ACTING
 
 METHOD = "nnrp_hello"
@@ -26,7 +27,7 @@ class HelloReceipt(msgspec.Struct, frozen=True, kw_only=True):
     process: Literal["frontend", "engine"]
     answered: bool
     problem: str | None = None
-    """Why there is no answer, or why the layer is not active there."""
+    """Why there is no answer, why the layer is not active there, or what it does not see there."""
     pid: int | None = None
     vllm: str | None = None
     binding: str | None = None
@@ -80,10 +81,13 @@ def _about_this_process() -> dict[str, Any]:
 def engine_hello(self: Any, payload: dict[str, Any]) -> dict[str, Any]:
     """Body of hook E1.hello: `EngineCore.nnrp_hello`, in the engine process."""
     del payload
-    bases = self.scheduler.__class__.__mro__[:-1]
+    scheduler = self.scheduler.__class__
+    bases = scheduler.__mro__[:-1]
     policy = self.vllm_config.scheduler_config.policy
+    about = _about_this_process()
     return {
-        **_about_this_process(),
+        **about,
+        "problem": about["problem"] or misfit(scheduler),
         "scheduler": [f"{base.__module__}.{base.__qualname__}" for base in bases],
         "batch_queue_size": self.batch_queue_size,
         "step": self.step_fn.__name__,

@@ -34,6 +34,7 @@ from nnrp_sched_patches.launch_steps import (
     watched,
 )
 from nnrp_sched_patches.middleware import IdentityMiddleware
+from nnrp_sched_patches.scheduler_fit import check_scheduler_class
 from nnrp_sched_patches.serving_seams import ServingObjects, serving_faults
 from nnrp_sched_patches.version import InstalledVllm, installed_vllm
 from nnrp_sched_patches.vllm_engine import VllmEngine
@@ -157,6 +158,8 @@ async def _running(
             # Before the parse: vLLM takes its logging configuration into what it hands to children.
             stack.enter_context(applied(error_log(errors, arguments), {}))
             parsed = parse_arguments(vllm, model, arguments)
+            if binding is not None and isinstance(parsed.scheduler_cls, str):
+                check_scheduler_class(parsed.scheduler_cls)
             llm = await stack.enter_async_context(vllm["build_async_engine_client"](parsed))
             receipts = tuple(await hello_receipts(llm, _HELLO_WAIT_S)) if binding else ()
             tasks = await llm.get_supported_tasks()

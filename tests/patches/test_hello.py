@@ -94,6 +94,14 @@ async def test_an_answer_from_a_process_without_the_layer_does_not_count_as_patc
     assert not engine.patched
 
 
+async def test_an_engine_whose_scheduler_is_none_of_vllms_does_not_count_as_patched() -> None:
+    with anyio.fail_after(5):
+        _, engine = await hello_receipts(_Engine(_hello), 2)
+    assert engine.answered
+    assert not engine.patched
+    assert "_AsyncScheduler is not derived from vllm.v1.core" in (engine.problem or "")
+
+
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
