@@ -151,7 +151,8 @@ def engine_set_priority(self: Any, payload: dict[str, Any]) -> dict[str, Any]:
 def engine_poll(self: Any, payload: dict[str, Any]) -> dict[str, Any] | Future[dict[str, Any]]:
     """Body of E1.poll: `{seq, events: [[seq, kind, id, mono_ns, extra]], dropped}`, or later.
 
-    `extra` of `queued` is `{client, priority, waiting}`, of `finished` `{status, tokens}`.
+    `extra` of `queued` is `{client, priority, waiting}`, of `scheduled` and `resumed` `{since_ns}`,
+    when it came into the line that it left, of `finished` `{status, tokens}`.
     """
     asked = msgspec.convert(payload, PollPayload)
     transitions = watch_of(self.scheduler).transitions

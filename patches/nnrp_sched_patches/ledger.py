@@ -132,7 +132,9 @@ class Ledger:
         self._finish(entry, reason, at)
 
     def event(self, kind: str, internal_id: str, at: float, extra: Mapping[str, Any]) -> None:
-        """A transition in the scheduler (`nnrp_poll`)."""
+        """A transition in the scheduler (`nnrp_poll`), of another frontend's requests too."""
+        if kind in _STARTED:
+            self._drain.started(_from_ns(extra.get("since_ns")), at)
         known = self._parts.get(internal_id)
         if known is None:
             return
@@ -144,7 +146,6 @@ class Ledger:
             return
         if kind in _STARTED and part.scheduled is None:
             part.scheduled = at
-            self._drain.started(part.queued, at)
         elif kind == "queued" and part.queued is None:
             part.queued = at
         elif kind == "preempted":
@@ -166,11 +167,7 @@ class Ledger:
         part, _ = known
         if part.first_token is None:
             part.queued = next(iter(times.get("queued", ())), part.queued)
-            started = next(iter(times.get("scheduled", ())), None)
-            if started is not None:
-                if part.scheduled is None:
-                    self._drain.started(part.queued, started)
-                part.scheduled = started
+            part.scheduled = next(iter(times.get("scheduled", ())), part.scheduled)
         part.preempted_at(max(times.get("preempted", ()), default=None))
 
     def engine_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
@@ -240,7 +237,7 @@ class Ledger:
             state=entry.state,
             queue_delay_ms=entry.queue_delay(now),
             position=position,
-            estimate_ms=None if position is None else self._drain.wait(position, now),
+            estimate_ms=None if position is None else self._drain.wait(position),
             tokens=entry.tokens,
             priority=entry.priority,
             timings=entry.timings,

@@ -109,7 +109,8 @@ class SchedulerWatch:
             seen.preempted = False
         if seen.scheduled_ns is None:
             seen.scheduled_ns = now_ns
-        self.transitions.record(kind, request_id, now_ns)
+        since_ns = seen.queued_ns if kind == "scheduled" else seen.preempted_ns
+        self.transitions.record(kind, request_id, now_ns, {"since_ns": since_ns})
 
     def _seen(self, request_id: str) -> Seen:
         found = self.seen.get(request_id)

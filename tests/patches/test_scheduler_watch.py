@@ -56,6 +56,8 @@ def test_transitions_carry_what_a_ledger_needs() -> None:
     scheduler.update_from_output(stop=["b"])
     events = _events(scheduler)
     assert events["queued", "b"][1] == {"client": 1, "priority": -3, "waiting": 2}
+    queued_at, _ = events["queued", "b"]
+    assert events["scheduled", "b"][1] == {"since_ns": queued_at}
     assert events["finished", "b"][1] == {"status": "FINISHED_STOPPED", "tokens": 2}
     times = [before, *(at for at, _ in events.values()), time.monotonic_ns()]
     assert times == sorted(times)
@@ -101,6 +103,9 @@ def test_a_resumed_request_among_the_new_ones_is_told_as_resumed() -> None:
     scheduler.requests["a"].status = Status["WAITING"]
     scheduler.schedule()
     assert _told(scheduler, since=2) == [("preempted", "a"), ("resumed", "a")]
+    events = _events(scheduler)
+    preempted_at, _ = events["preempted", "a"]
+    assert events["resumed", "a"][1] == {"since_ns": preempted_at}
 
 
 def test_a_preemption_that_comes_out_after_the_end_is_left_out() -> None:
