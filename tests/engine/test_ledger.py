@@ -192,7 +192,7 @@ async def test_an_abort_by_a_shared_external_id_hits_the_meant_request_only(
     reasons: dict[int, str] = {}
 
     async def serve(number: int) -> None:
-        sampling = params(max_tokens=400, ignore_eos=True, temperature=0.0)
+        sampling = params(max_tokens=100, ignore_eos=True, temperature=0.0)
         async for output in llm.generate({"prompt_token_ids": [1, 2, 3]}, sampling, "twin"):
             reasons[number] = output.outputs[0].finish_reason
 
