@@ -31,10 +31,12 @@ PROMPT: Final = tuple(range(100, 116))
 
 
 @asynccontextmanager
-async def live_engine(model: Model, *arguments: str) -> AsyncGenerator[Serving, None]:
-    """A patched vLLM with further flags, warm: what the first requests load is loaded."""
+async def live_engine(
+    model: Model, *arguments: str, patch: bool = True
+) -> AsyncGenerator[Serving, None]:
+    """A vLLM with further flags, warm: what the first requests load is loaded."""
     flags = (*(_TINY if model == "tiny" else ()), *arguments)
-    async with launch(LaunchOptions(patch=True, vllm_arguments=flags)) as serving:
+    async with launch(LaunchOptions(patch=patch, vllm_arguments=flags)) as serving:
         await generated(serving.engine.async_llm, "warm", tokens=8)
         yield serving
 
