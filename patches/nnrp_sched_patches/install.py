@@ -24,7 +24,7 @@ from msgspec import Struct
 from nnrp_sched.errors import UnsupportedVllm
 from nnrp_sched_patches.bindings import Binding, bind_installed
 from nnrp_sched_patches.hook import Hook, HookForm
-from nnrp_sched_patches.hook_forms import ABSENT, MAKERS
+from nnrp_sched_patches.hook_forms import MAKERS
 from nnrp_sched_patches.slot import WAITING, HookStatus, Slot, slots
 
 _LOGGER = logging.getLogger(__name__)
@@ -129,8 +129,7 @@ class PatchLayer:
         slot = Slot(hook, owner, attribute)
         body_module, _, body_name = hook.body.partition(":")
         body = getattr(importlib.import_module(body_module), body_name)
-        inner = _inherited(owner, attribute) if slot.raw is ABSENT else slot.raw
-        slot.put(MAKERS[hook.form](owner, inner, body, slot.switch))
+        slot.put(MAKERS[hook.form](owner, slot.raw, body, slot.switch))
         self._installed.append(slot)
 
     def _take_out(self) -> None:
@@ -212,16 +211,9 @@ def _owner(hook: Hook, module: ModuleType) -> tuple[Any, str]:
 
 def _check(hook: Hook, owner: Any, attribute: str) -> None:
     """What the source check cannot see: a module that something changed since it was imported."""
-    exists = hasattr(owner, attribute)
-    if hook.form is HookForm.ADDED and exists:
-        raise UnsupportedVllm(f"{hook.seam} exists already in the running vLLM")
-    if hook.form is not HookForm.ADDED and not exists:
+    if hook.form is HookForm.ADDED:
+        if hasattr(owner, attribute):
+            raise UnsupportedVllm(f"{hook.seam} exists already in the running vLLM")
+    elif attribute not in slots(owner):
+        # What it inherits instead (`__init__` always is) is not what the source showed.
         raise UnsupportedVllm(f"{hook.seam} is missing in the running vLLM")
-
-
-def _inherited(owner: Any, attribute: str) -> Any:
-    """The raw slot of a base class: wrapping it leaves the base as it is."""
-    for base in getattr(owner, "__mro__", ())[1:]:
-        if attribute in slots(base):
-            return slots(base)[attribute]
-    return ABSENT
