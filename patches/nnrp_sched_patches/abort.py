@@ -13,6 +13,7 @@ import anyio
 import msgspec
 from msgspec import Struct
 
+from nnrp_sched.engine.port import AbortBy
 from nnrp_sched.engine.records import AbortReceipt, RequestState
 from nnrp_sched_patches.channel import EngineGone, EngineRefused, EngineSilent, call_engine
 from nnrp_sched_patches.frontend import admission_here, now_ms
@@ -34,6 +35,8 @@ class EngineAnswer(Struct, frozen=True):
     accepted: bool
     tokens: int | None = None
     engine_status: str | None = None
+    name: str | None = None
+    """What users call its request; with requests of other frontends only."""
 
 
 class Aborter:
@@ -126,7 +129,8 @@ class Aborter:
         for entry in entries:
             told = {one: answers[one] for one in entry.parts if one in answers}
             taken: list[RequestState] = [a.state for a in told.values() if a.accepted]
-            if not told:
+            if not told or (entry.receipt is not None and not taken):
+                # Nothing asked of it; or another frontend stopped it, and its receipt is here.
                 continue
             state: RequestState
             if taken:
@@ -149,13 +153,20 @@ class Aborter:
 
 
 async def engine_abort(
-    engine: Any, ids: Sequence[str], *, wait_s: float
+    engine: Any,
+    ids: Sequence[str] = (),
+    *,
+    wait_s: float,
+    names: Sequence[str] = (),
+    by: AbortBy = "id",
 ) -> dict[str, EngineAnswer]:
-    """Take requests out of the scheduler by internal id, of whichever frontend they are.
+    """Take requests out of the scheduler: by internal id, or other frontends' by `names`.
 
     Raises as `call_engine` does, or msgspec.ValidationError.
     """
-    wanted = {"ids": list(ids), "client": engine.engine_core.client_index}
+    wanted: dict[str, Any] = {"ids": list(ids), "client": engine.engine_core.client_index}
+    if names:
+        wanted |= {"names": list(names), "by": by}
     reply = await call_engine(engine, ABORT, wanted, wait_s=wait_s)
     return msgspec.convert(reply.get("requests"), dict[str, EngineAnswer])
 

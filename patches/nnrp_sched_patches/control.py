@@ -1,6 +1,7 @@
 """The scheduling half of the engine port over a patched vLLM: queue, aborts, priorities."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -13,18 +14,19 @@ from nnrp_sched.engine.records import (
     ReprioritizeReason,
 )
 from nnrp_sched.errors import NnrpSchedError
-from nnrp_sched_patches.abort import Aborter, engine_abort
+from nnrp_sched_patches.abort import Aborter, EngineAnswer, engine_abort
 from nnrp_sched_patches.channel import EngineGone, EngineRefused, call_engine
 from nnrp_sched_patches.frontend import now_ms
 from nnrp_sched_patches.ledger import Ledger
-from nnrp_sched_patches.ledger_feed import STATE, take_stock
+from nnrp_sched_patches.ledger_feed import take_stock
 from nnrp_sched_patches.ledger_records import Entry, summed_state
+from nnrp_sched_patches.telling import shared
+
+_LOGGER = logging.getLogger(__name__)
 
 SET_PRIORITY = "nnrp_set_priority"
 
 _WAIT_S = 2.0
-_ELSEWHERE = 4096
-"""How many requests of other frontends are looked through for an id."""
 _OUTCOMES: Final[tuple[ReprioritizeReason, ...]] = (
     "applied",
     "policy_fcfs",
@@ -59,22 +61,25 @@ class Control:
         return await self._aborter.abort(entries)
 
     async def abort_operations(self, ids: Sequence[str], *, by: AbortBy) -> list[AbortReceipt]:
-        """Stop requests by id, or all live ones of programs or agents (`Engine`)."""
+        """Stop requests by id, or all live ones of programs or agents (`Engine`).
+
+        Those of other API servers on the same engine too.
+        """
         if by != "id":
             names = set(ids)
-            live = self.ledger.live
-            return await self.abort([e for e in live if getattr(e.caller, by) in names])
+            live = [one for one in self.ledger.live if getattr(one.caller, by) in names]
+            receipts = await self.abort(live)
+            more = await self._elsewhere(ids, by) if shared(self._engine) else None
+            return [*receipts, *(more or {}).values()]
         found = {name: self.ledger.find(name) for name in ids}
-        entries = [entry for entry in found.values() if entry is not None]
-        await self.abort(entries)
-        elsewhere = await self._elsewhere([name for name, entry in found.items() if entry is None])
-        receipts: list[AbortReceipt] = []
-        for name in ids:
-            entry = found[name]
-            receipt = elsewhere[name] if entry is None else entry.receipt
-            if receipt is not None:
-                receipts.append(msgspec.structs.replace(receipt, request_id=name))
-        return receipts
+        others = [name for name, entry in found.items() if self._may_be_elsewhere(entry)]
+        await self.abort([entry for entry in found.values() if entry is not None])
+        elsewhere = await self._elsewhere(others, by) if others else {}
+        return [_named(name, found[name], elsewhere) for name in ids]
+
+    def _may_be_elsewhere(self, entry: Entry | None) -> bool:
+        """Whether a name that stands for `entry` here may mean a live request of another server."""
+        return entry is None or (entry.finished is not None and shared(self._engine))
 
     async def reprioritize(self, request_id: str, priority: int) -> Reprioritized:
         """Change a waiting request's priority by its id as users see it."""
@@ -100,42 +105,41 @@ class Control:
                 return Reprioritized(request_id, applied=reason == "applied", reason=reason)
         return Reprioritized(request_id, applied=False, reason="unknown")
 
-    async def _elsewhere(self, names: Sequence[str]) -> dict[str, AbortReceipt]:
-        """Abort requests of other frontends of the same engine, by vLLM's external id."""
+    async def _elsewhere(self, names: Sequence[str], by: AbortBy) -> dict[str, AbortReceipt] | None:
+        """Receipts of other frontends' requests, by name; None without the engine's word."""
         started = now_ms()
-        receipts = {name: AbortReceipt(name, "unknown", False, False, None, 0.0) for name in names}
-        if not names:
-            return receipts
         try:
-            wanted = {"ids": None, "limit": _ELSEWHERE}
-            reply = await call_engine(self._engine, STATE, wanted, wait_s=_WAIT_S)
-            external = {one: external_id(one) for one in reply["requests"]}
-            matches = {name: [one for one in external if external[one] == name] for name in names}
-            ids = [one for found in matches.values() for one in found]
-            answers = await engine_abort(self._engine, ids, wait_s=_WAIT_S) if ids else {}
+            answers = await engine_abort(self._engine, names=names, by=by, wait_s=_WAIT_S)
         except EngineGone as error:
             self.ledger.engine_died(str(error), now_ms())
-            return receipts
-        except (NnrpSchedError, msgspec.ValidationError):
-            return receipts
-        for name, found in matches.items():
-            told = [answers[one] for one in found if one in answers]
-            receipts[name] = AbortReceipt(
+            return None
+        except (NnrpSchedError, msgspec.ValidationError) as error:
+            _LOGGER.warning("requests of other API servers could not be stopped: %s", error)
+            return None
+        told: dict[str, list[EngineAnswer]] = {}
+        for answer in answers.values():
+            if answer.name is not None:
+                told.setdefault(answer.name, []).append(answer)
+        return {
+            name: AbortReceipt(
                 request_id=name,
-                state=summed_state(answer.state for answer in told),
-                accepted=any(answer.accepted for answer in told),
+                state=summed_state(answer.state for answer in parts),
+                accepted=any(answer.accepted for answer in parts),
                 authoritative=True,
-                tokens=sum(answer.tokens or 0 for answer in told) if told else None,
+                tokens=sum(answer.tokens or 0 for answer in parts),
                 latency_ms=now_ms() - started,
             )
-        return receipts
+            for name, parts in told.items()
+        }
 
 
-def external_id(internal_id: str) -> str:
-    """vLLM's external id in an internal one.
-
-    That is `<external>-<8 random>`, with `<index>_` before it for one of several choices.
-    """
-    stem = internal_id.rpartition("-")[0]
-    index, separator, rest = stem.partition("_")
-    return rest if separator and index.isdecimal() else stem
+def _named(
+    name: str, entry: Entry | None, elsewhere: Mapping[str, AbortReceipt] | None
+) -> AbortReceipt:
+    """The receipt under a name: that of a live request elsewhere, else ours, else of none."""
+    there = None if elsewhere is None else elsewhere.get(name)
+    if there is not None:
+        return there
+    if entry is not None and entry.receipt is not None:
+        return msgspec.structs.replace(entry.receipt, request_id=name)
+    return AbortReceipt(name, "unknown", False, elsewhere is not None, None, 0.0)

@@ -22,6 +22,7 @@ _METHODS = {
     "queue": "enginecore:engine_queue_depths",
     "set_priority": "enginecore:engine_set_priority",
     "poll": "enginecore:engine_poll",
+    "tell": "enginecore:engine_tell",
 }
 """Bodies of `EngineCore.nnrp_*`."""
 

@@ -8,19 +8,21 @@ caught, by `hook_forms.make_added`. Payloads and replies: hooks.md 2.1.
 import importlib
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta, Struct
 
 from nnrp_sched_patches import engine_queue
+from nnrp_sched_patches.engine_names import Told, meant
 from nnrp_sched_patches.engine_queue import policy_of, state_of
 from nnrp_sched_patches.scheduler_watch import watch_of
 
-ABORT_MARK = "nnrp_abort"
-"""`stop_reason` of the outputs that tell another frontend of an abort (hooks.md 2.2)."""
+ABORT_MARK = "nnrp_abort:"
+"""Before the state, the `stop_reason` of outputs that tell another frontend of an abort
+(hooks.md 2.2)."""
 
 DEFAULT_LIMIT = 256
 
@@ -29,11 +31,20 @@ _Priority = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class AbortPayload(Struct, frozen=True):
-    """Stop requests by internal id."""
+    """Stop requests by internal id, or those of other frontends by what users call them."""
 
     ids: list[str]
     client: int = 0
     """`client_index` of the frontend that asks, and that ends its own requests itself."""
+    names: list[str] = []
+    by: Literal["id", "program", "agent"] = "id"
+    """What `names` are."""
+
+
+class TellPayload(Struct, frozen=True):
+    """What users call requests, by internal id."""
+
+    requests: dict[str, Told]
 
 
 class StatePayload(Struct, frozen=True):
@@ -61,13 +72,16 @@ class PollPayload(Struct, frozen=True):
 def engine_abort(self: Any, payload: dict[str, Any]) -> dict[str, Any]:
     """Body of E1.abort: take requests out of the scheduler at once, and say what they were doing.
 
-    `{"requests": {id: {state, accepted, tokens, engine_status, client}}, "mono_ns"}`. The caller's
-    own requests get no output from here: its frontend ends them, which keeps vLLM's statistics
-    clean (hooks-verified.md 4). An id that is gone, or never was, is `unknown`.
+    `{"requests": {id: {state, accepted, tokens, engine_status, client, name}}, "mono_ns"}`. The
+    caller's own requests get no output from here: its frontend ends them, which keeps vLLM's
+    statistics clean (hooks-verified.md 4). An id that is gone, or never was, is `unknown`; `name`
+    stands with requests that were found by name, and is theirs.
     """
     asked = msgspec.convert(payload, AbortPayload)
     scheduler = self.scheduler
-    found = {request_id: scheduler.requests.get(request_id) for request_id in asked.ids}
+    names = _elsewhere(scheduler, asked) if asked.names else {}
+    ids = dict.fromkeys((*asked.ids, *names))
+    found = {request_id: scheduler.requests.get(request_id) for request_id in ids}
     told = {request_id: _standing(request) for request_id, request in found.items()}
     live = {
         request_id: request
@@ -81,10 +95,20 @@ def engine_abort(self: Any, payload: dict[str, Any]) -> dict[str, Any]:
     now_ns = time.monotonic_ns()
     for request_id, standing in told.items():
         standing["accepted"] = request_id in ended
+        if request_id in names:
+            standing["name"] = names[request_id]
     elsewhere = [live[key] for key in ended if live[key].client_index != asked.client]
     if elsewhere:
-        _tell_owners(self, elsewhere)
+        _tell_owners(self, elsewhere, {key: told[key]["state"] for key in ended})
     return {"requests": told, "mono_ns": now_ns}
+
+
+def engine_tell(self: Any, payload: dict[str, Any]) -> dict[str, Any]:
+    """Body of E1.tell: remember what users call live requests; `{"requests": how many}`."""
+    asked = msgspec.convert(payload, TellPayload)
+    live = {one: told for one, told in asked.requests.items() if one in self.scheduler.requests}
+    watch_of(self.scheduler).told.update(live)
+    return {"requests": len(live)}
 
 
 def engine_state(self: Any, payload: dict[str, Any]) -> dict[str, Any]:
@@ -159,6 +183,14 @@ def engine_poll(self: Any, payload: dict[str, Any]) -> dict[str, Any] | Future[d
     return transitions.poll(asked.client, asked.since, asked.max, asked.wait_s)
 
 
+def _elsewhere(scheduler: Any, asked: AbortPayload) -> dict[str, str]:
+    """Internal ids of the other frontends' requests that are meant, with their names."""
+    others = [
+        key for key, request in scheduler.requests.items() if request.client_index != asked.client
+    ]
+    return meant(others, watch_of(scheduler).told, asked.names, asked.by)
+
+
 def _standing(request: Any) -> dict[str, Any]:
     if request is None:
         return {"state": "unknown", "tokens": None, "engine_status": None, "client": None}
@@ -177,8 +209,10 @@ def _aborted_status(request: Any) -> Any:
     return statuses.FINISHED_ABORTED
 
 
-def _tell_owners(engine: Any, requests: Sequence[Any]) -> None:
+def _tell_owners(engine: Any, requests: Sequence[Any], states: Mapping[str, str]) -> None:
     """Give aborted requests their last output, so that the frontends they are from let them go.
+
+    With the state that each was found in, which becomes the owner's receipt.
 
     As vLLM's `_send_abort_outputs_to_client`, but marked: without its first token a request would
     put the host's uptime into the owner's statistics (hooks.md 2.2), and the mark lets F4 see it.
@@ -191,7 +225,7 @@ def _tell_owners(engine: Any, requests: Sequence[Any]) -> None:
                 request_id=request.request_id,
                 new_token_ids=[],
                 finish_reason=messages.FinishReason.ABORT,
-                stop_reason=ABORT_MARK,
+                stop_reason=f"{ABORT_MARK}{states[request.request_id]}",
             )
         )
     for client, outputs in owners.items():

@@ -14,11 +14,12 @@ from typing import Any
 
 import anyio
 
-from nnrp_sched.engine.records import AbortReceipt
+from nnrp_sched.engine.records import AbortReceipt, RequestState
 from nnrp_sched_patches.enginecore import ABORT_MARK
 from nnrp_sched_patches.ledger import Ledger
 from nnrp_sched_patches.ledger_records import Entry, Part
 from nnrp_sched_patches.origin import current_origin
+from nnrp_sched_patches.telling import tell
 
 _ledgers: "weakref.WeakKeyDictionary[Any, Ledger]" = weakref.WeakKeyDictionary()
 _TRACE_HEADERS = 6
@@ -74,6 +75,8 @@ def admission(
         finally:
             _ADMITTED.reset(token)
             ledger.admitted(entry, now_ms())
+            if error is None:
+                tell(engine, entry)
             if not entry.parts and origin.entry is None:
                 # Refused; or its input is a stream that has not begun, and F3 takes it up again.
                 if left:
@@ -149,6 +152,7 @@ def process_outputs(
     ledger = ledger_of(processor)
     without_token = ledger.without_token
     ended: list[Any] = []
+    elsewhere: dict[str, RequestState] = {}
     for output in _argument(args, kwargs, 0, "engine_core_outputs"):
         if output.events:
             _own_times(ledger, output)
@@ -156,7 +160,9 @@ def process_outputs(
             _first(processor, ledger, output, _timestamp(args, kwargs))
         if output.finish_reason is not None:
             ended.append(output)
-            if output.stop_reason == ABORT_MARK:
+            state = _aborted_elsewhere(output)
+            if state is not None:
+                elsewhere[output.request_id] = state
                 # Ours, and nothing for the client's answer.
                 output.stop_reason = None
     result = yield
@@ -169,6 +175,10 @@ def process_outputs(
         for internal_id in result.reqs_to_abort:
             # The frontend found a stop string that the engine does not know.
             ledger.end_part(internal_id, "stop", at)
+    for internal_id, state in elsewhere.items():
+        owner = ledger.owner(internal_id)
+        if owner is not None:
+            owner.aborted_elsewhere(state)
 
 
 def _own_times(ledger: Ledger, output: Any) -> None:
@@ -183,10 +193,19 @@ def _first(processor: Any, ledger: Ledger, output: Any, at: float) -> None:
     internal_id = output.request_id
     if output.finish_reason is None or output.new_token_ids:
         ledger.first_output(internal_id, at)
-    elif output.stop_reason == ABORT_MARK:
+    elif _aborted_elsewhere(output) is not None:
         # vLLM would take the end for a first token, with the host's uptime for a prefill
         # (hooks-verified.md 4). Unregistered here, it is passed over there.
         processor.abort_requests([internal_id], internal=True)
+
+
+def _aborted_elsewhere(output: Any) -> RequestState | None:
+    """Where a request stood that another frontend aborted; None for any other end."""
+    reason = output.stop_reason
+    if not isinstance(reason, str) or not reason.startswith(ABORT_MARK):
+        return None
+    state: RequestState = reason.removeprefix(ABORT_MARK)  # type: ignore[assignment]  # engine's
+    return state
 
 
 def abort_requests(

@@ -60,7 +60,10 @@ FRONTEND_RELIED_ON = (
         SeamKind.ASYNC_FUNCTION,
         ("method",),
     ),
-    Seam("vllm.v1.engine.core_client", "AsyncMPClient.client_index", SeamKind.INSTANCE_ATTRIBUTE),
+    *(
+        Seam("vllm.v1.engine.core_client", f"AsyncMPClient.{name}", SeamKind.INSTANCE_ATTRIBUTE)
+        for name in ("client_count", "client_index")
+    ),
     Seam(_ASYNC_LLM, "AsyncLLM.engine_core", SeamKind.INSTANCE_ATTRIBUTE),
     Seam(_ASYNC_LLM, "AsyncLLM.output_handler", SeamKind.INSTANCE_ATTRIBUTE),
     Seam(_ASYNC_LLM, "AsyncLLM.output_processor", SeamKind.INSTANCE_ATTRIBUTE),

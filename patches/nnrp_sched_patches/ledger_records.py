@@ -151,6 +151,19 @@ class Entry(Struct, eq=False):
             finished=self.finished,
         )
 
+    def aborted_elsewhere(self, state: RequestState) -> None:
+        """A choice, or all of it, was stopped by another frontend, which found it at `state`.
+
+        That receipt is the request's here too.
+        """
+        before = self.receipt
+        told = (state,) if before is None else (before.state, state)
+        latency_ms = 0.0 if before is None else before.latency_ms
+        self.abort_cause = self.abort_cause or "requested"
+        self.receipt = AbortReceipt(
+            self.id, summed_state(told), True, True, self.tokens, latency_ms
+        )
+
     def queue_delay(self, now: float) -> float:
         """Milliseconds from being queued to first running, until `now` if it has not run."""
         times = self.timings

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Generator, Mapping
 from typing import Any
 
+from nnrp_sched_patches.engine_names import Told
 from nnrp_sched_patches.engine_queue import containers, ended_id
 from nnrp_sched_patches.transitions import Kind, Transitions
 
@@ -43,6 +44,8 @@ class SchedulerWatch:
     def __init__(self) -> None:
         self.transitions = Transitions()
         self.seen: dict[str, Seen] = {}
+        self.told: dict[str, Told] = {}
+        """What users call live requests, where their frontends said so."""
         self.step_ns: float | None = None
         """Moving average of the time from one step to the next while there is work."""
         self._step_began_ns: int | None = None
@@ -55,6 +58,7 @@ class SchedulerWatch:
             self._step_began_ns = None
         if len(self.seen) > len(requests) + _STRAYS:
             self.seen = {key: seen for key, seen in self.seen.items() if key in requests}
+            self.told = {key: told for key, told in self.told.items() if key in requests}
         self.seen[request.request_id] = Seen(now_ns)
         extra = {
             "client": request.client_index,
@@ -87,6 +91,7 @@ class SchedulerWatch:
     def finished(self, request_id: str, status: str, tokens: int | None) -> None:
         """A request left the scheduler with `status`, the name of a `RequestStatus`."""
         self.seen.pop(request_id, None)
+        self.told.pop(request_id, None)
         extra = {"status": status, "tokens": tokens}
         self.transitions.record("finished", request_id, time.monotonic_ns(), extra)
         self.transitions.deliver()

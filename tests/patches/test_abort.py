@@ -9,7 +9,8 @@ from anyio.lowlevel import checkpoint
 
 from nnrp_sched.engine.records import AbortReceipt, Caller
 from nnrp_sched_patches.abort import Aborter
-from nnrp_sched_patches.control import Control, external_id
+from nnrp_sched_patches.control import Control
+from nnrp_sched_patches.engine_names import Told, external_id, meant
 from tests.support.vllm_frontend import FinishReason, Frontend, hooked, output
 
 pytestmark = pytest.mark.anyio
@@ -20,23 +21,22 @@ class Scheduler:
 
     def __init__(self, llm: Frontend) -> None:
         self.states: dict[str, tuple[str, int]] = {}
-        llm.replies |= {"nnrp_abort": self.abort, "nnrp_state": self.state}
+        self.elsewhere: dict[str, Told] = {}
+        """Another frontend's requests, and what it told of them."""
+        llm.replies["nnrp_abort"] = self.abort
 
     def abort(self, payload: dict[str, Any]) -> dict[str, Any]:
         told: dict[str, Any] = {}
-        for one in payload["ids"]:
+        names = meant(
+            self.elsewhere, self.elsewhere, payload.get("names", ()), payload.get("by", "id")
+        )
+        for one in (*payload["ids"], *names):
             state, tokens = self.states.pop(one, ("unknown", None))
             told[one] = {"state": state, "accepted": state != "unknown", "tokens": tokens}
+            if one in names:
+                told[one]["name"] = names[one]
+                del self.elsewhere[one]
         return {"requests": told, "mono_ns": 1}
-
-    def state(self, payload: dict[str, Any]) -> dict[str, Any]:
-        ids = self.states if payload["ids"] is None else payload["ids"]
-        return {
-            "requests": {
-                one: {"state": self.states[one][0]} if one in self.states else {"state": "unknown"}
-                for one in ids
-            }
-        }
 
 
 async def _abort(llm: Frontend, *names: str, wait_s: float = 5) -> list[AbortReceipt]:
@@ -223,7 +223,7 @@ async def test_an_engine_that_dies_meanwhile_has_finished_everything() -> None:
 
 async def test_programs_agents_and_ids_name_what_is_stopped() -> None:
     llm, _ = hooked()
-    scheduler = Scheduler(llm)
+    Scheduler(llm)
     control = Control(llm, llm.ledger)
     names = {"a": ("p", "x"), "b": ("p", "y"), "c": ("q", "x"), "d": (None, None)}
     with anyio.fail_after(5):
@@ -234,24 +234,73 @@ async def test_programs_agents_and_ids_name_what_is_stopped() -> None:
             entry.cancel = lambda: None
         by_program = await control.abort_operations(["p"], by="program")
         assert [one.request_id for one in by_program] == ["1.a", "1.b"]
-        scheduler.states["0_away-12345678"] = ("running", 4)
-        scheduler.states["away-1-12345678"] = ("waiting", 0)
-        by_id = await control.abort_operations(["1.c", "away", "gone"], by="id")
+        # With one frontend there is nothing elsewhere to look for.
+        assert llm.calls == []
+        by_id = await control.abort_operations(["1.c", "gone"], by="id")
     assert [(one.request_id, *_short(one)) for one in by_id] == [
         ("1.c", "admitting", True, True, 0),
-        # Of another API server's process: the engine ends it, and that one hears of it.
-        ("away", "running", True, True, 4),
         ("gone", "unknown", False, True, None),
     ]
-    assert list(scheduler.states) == ["away-1-12345678"]
 
 
-@pytest.mark.parametrize(
-    ("internal", "external"),
-    [("chatcmpl-a-b-12345678", "chatcmpl-a-b"), ("3_x-12345678", "x"), ("a_b-12345678", "a_b")],
-)
-def test_the_external_id_is_read_from_an_internal_one(internal: str, external: str) -> None:
-    assert external_id(internal) == external
+async def test_requests_of_other_frontends_are_stopped_in_the_engine() -> None:
+    llm, _ = hooked()
+    llm.client_count = 2
+    scheduler = Scheduler(llm)
+    control = Control(llm, llm.ledger)
+    scheduler.elsewhere = {
+        "0_two-12345678": Told("two", "p", "x"),
+        "1_two-12345678": Told("two", "p", "x"),
+        "three-12345678": Told("7.3", "q", "x"),
+        "four-12345678": Told("four"),
+    }
+    scheduler.states = dict.fromkeys(scheduler.elsewhere, ("running", 3))
+    with anyio.fail_after(5):
+        own = llm.ledger.open(Caller("p", "z", operation="1.1"), "nnrp", external_id="o", at=1)
+        own.cancel = lambda: None
+        by_program = await control.abort_operations(["p"], by="program")
+        by_agent = await control.abort_operations(["x", "nobody"], by="agent")
+        by_id = await control.abort_operations(["1.1", "four", "never"], by="id")
+    assert [(one.request_id, *_short(one)) for one in by_program] == [
+        ("1.1", "admitting", True, True, 0),
+        ("two", "running", True, True, 6),
+    ]
+    # The other one of that agent is gone by now.
+    assert [(one.request_id, *_short(one)) for one in by_agent] == [
+        ("7.3", "running", True, True, 3)
+    ]
+    assert [(one.request_id, *_short(one)) for one in by_id] == [
+        ("1.1", "admitting", True, True, 0),
+        ("four", "running", True, True, 3),
+        ("never", "unknown", False, True, None),
+    ]
+
+
+async def test_a_live_request_elsewhere_counts_before_an_ended_one_of_that_name_here() -> None:
+    llm, _ = hooked()
+    llm.client_count = 2
+    scheduler = Scheduler(llm)
+    control = Control(llm, llm.ledger)
+    llm.replies["nnrp_tell"] = lambda payload: {"requests": 0}
+    with anyio.fail_after(5):
+        (internal,) = await llm.add_request("one")
+        end = output(internal, 1, finish=FinishReason.STOP)
+        llm.output_processor.process_outputs([end], 1.0)
+        (ended,) = await control.abort_operations(["one"], by="id")
+        scheduler.elsewhere["one-12345678"] = Told("one")
+        scheduler.states["one-12345678"] = ("waiting", 0)
+        (live,) = await control.abort_operations(["one"], by="id")
+    assert _short(ended) == ("finished", False, True, 1)
+    assert _short(live) == ("waiting", True, True, 0)
+
+
+async def test_without_the_engines_word_an_unknown_id_is_not_certainly_unknown() -> None:
+    llm, _ = hooked()
+    control = Control(llm, llm.ledger)
+    llm.replies["nnrp_abort"] = lambda payload: {"error": "hook E1.abort is off"}
+    with anyio.fail_after(5):
+        (receipt,) = await control.abort_operations(["never"], by="id")
+    assert _short(receipt) == ("unknown", False, False, None)
 
 
 async def test_priorities_change_for_what_waits_and_say_why_not_otherwise() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from nnrp_sched_patches.scheduler_watch import watch_of
 from tests.support.toy_scheduler import Engine, Request, Status, hooked
 
 
@@ -105,9 +106,54 @@ def test_requests_of_other_frontends_get_a_marked_last_output(old: bool) -> None
     }
     (output,) = sent[0].outputs
     assert (output.finish_reason.name, output.stop_reason, output.new_token_ids) == (
-        *("ABORT", "nnrp_abort"),
+        *("ABORT", "nnrp_abort:running"),
         [],
     )
+    assert {one.request_id: one.stop_reason for one in sent[2].outputs} == {
+        "c": "nnrp_abort:waiting",
+        "d": "nnrp_abort:waiting",
+    }
+
+
+def _told(engine: Engine, **called: tuple[str, str | None, str | None]) -> dict[str, Any]:
+    requests = {
+        key: {"id": name, "program": program, "agent": agent}
+        for key, (name, program, agent) in called.items()
+    }
+    return engine.call("tell", requests=requests)
+
+
+def test_other_frontends_requests_are_stopped_by_what_users_call_them() -> None:
+    engine = _engine(
+        *(Request(name, client_index=1) for name in ("a-12345678", "b-12345678", "c-12345678")),
+        Request("own-12345678", client_index=0),
+    )
+    called = {"a-12345678": ("1.1", "p", "x"), "c-12345678": ("1.3", "p", None)}
+    assert _told(engine, **called, gone=("1.9", "p", "x")) == {"requests": 2}
+    assert _told(engine, **{"own-12345678": ("1.4", "p", "x")}) == {"requests": 1}
+    by_agent = engine.call("abort", ids=[], names=["x"], by="agent", client=0)["requests"]
+    assert {key: (one["name"], one["accepted"]) for key, one in by_agent.items()} == {
+        "a-12345678": ("1.1", True)
+    }
+    by_id = engine.call("abort", ids=[], names=["b", "1.1", "own"], client=0)["requests"]
+    assert {key: (one["name"], one["state"]) for key, one in by_id.items()} == {
+        "b-12345678": ("b", "waiting")
+    }
+    by_program = engine.call("abort", ids=["own-12345678"], names=["p"], by="program", client=0)
+    assert {key: one.get("name") for key, one in by_program["requests"].items()} == {
+        "own-12345678": None,
+        "c-12345678": "1.3",
+    }
+    assert engine.scheduler.requests == {}
+
+
+def test_what_was_told_of_a_request_goes_with_it() -> None:
+    engine = _engine(Request("a", client_index=1), Request("b", client_index=1), slots=2)
+    _told(engine, a=("1.1", "p", None), b=("1.2", "p", None))
+    watch = watch_of(engine.scheduler)
+    assert set(watch.told) == {"a", "b"}
+    engine.call("abort", ids=["a"])
+    assert set(watch.told) == {"b"}
 
 
 def test_the_state_of_requests_tells_place_and_times() -> None:

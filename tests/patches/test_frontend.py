@@ -157,8 +157,8 @@ async def test_an_abort_by_another_frontend_before_any_token_never_reaches_vllms
     processor = llm.output_processor
     processor.process_outputs([output(running, 1)], 1.0)
     ends = [
-        output(name, finish=FinishReason.ABORT, stop_reason=ABORT_MARK)
-        for name in (waiting, running)
+        output(name, finish=FinishReason.ABORT, stop_reason=f"{ABORT_MARK}{state}")
+        for name, state in ((waiting, "waiting"), (running, "preempted"))
     ]
     processor.process_outputs(ends, 2.0)
     # The one without a token was ended before vLLM's own loop saw it, the other one by that.
@@ -167,6 +167,31 @@ async def test_an_abort_by_another_frontend_before_any_token_never_reaches_vllms
     assert [one.stop_reason for one in ends] == [None, None]
     assert [_entry(llm, name).reason for name in ("waiting", "running")] == ["abort", "abort"]
     assert _entry(llm, "waiting").timings.first_token is None
+    # What was found there is the receipt here too.
+    for name, state, tokens in (("waiting", "waiting", 0), ("running", "preempted", 1)):
+        entry = _entry(llm, name)
+        told = entry.receipt
+        assert (told.request_id, told.state, told.tokens) == (name, state, tokens)
+        assert (told.accepted, told.authoritative, entry.abort_cause) == (True, True, "requested")
+
+
+async def test_choices_aborted_by_another_frontend_add_up_to_one_receipt() -> None:
+    llm, _ = hooked()
+    with anyio.fail_after(5):
+        ids = await llm.add_request("three", n=3)
+    processor = llm.output_processor
+    processor.process_outputs([output(ids[1], 1)], 1.0)
+    # vLLM hands a long list of outputs over in pieces.
+    for one, state in zip(ids, ("waiting", "running", "waiting"), strict=True):
+        mark = f"{ABORT_MARK}{state}"
+        processor.process_outputs([output(one, finish=FinishReason.ABORT, stop_reason=mark)], 2.0)
+    entry = _entry(llm, "three")
+    assert (entry.receipt.state, entry.receipt.accepted, entry.receipt.tokens) == (
+        "running",
+        True,
+        1,
+    )
+    assert (entry.state, entry.reason) == ("finished", "abort")
 
 
 async def test_hooks_that_fail_turn_themselves_off_and_vllm_goes_on(

@@ -101,6 +101,7 @@ class Frontend:
         self.output_processor: Any = Processor()
         self.engine_core = self
         self.client_index = 0
+        self.client_count = 1
         self.observability_config = SimpleNamespace(otlp_traces_endpoint=None)
         self.traced: dict[str, dict[str, str] | None] = {}
         """The trace headers that requests came with, by external id."""
