@@ -8,6 +8,7 @@ import contextlib
 import socket
 import tempfile
 from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -34,6 +35,7 @@ from nnrp_sched_patches.launch_steps import (
     watched,
 )
 from nnrp_sched_patches.middleware import IdentityMiddleware
+from nnrp_sched_patches.own_stack import on_own_stack
 from nnrp_sched_patches.scheduler_fit import check_scheduler_class
 from nnrp_sched_patches.serving_seams import ServingObjects, serving_faults
 from nnrp_sched_patches.version import InstalledVllm, installed_vllm
@@ -119,7 +121,7 @@ async def launch(options: LaunchOptions) -> AsyncGenerator[Serving, None]:
         stack.enter_context(applied(forced, defaults))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nnrp-sched-"))
         if binding is not None:
-            install.activate(binding)
+            await on_own_stack(partial(install.activate, binding))
             stack.callback(install.deactivate)
         running = _running(installed, binding, model, arguments, bound, EngineErrors(Path(folder)))
         yield await stack.enter_async_context(running)
@@ -156,8 +158,9 @@ async def _running(
         await stack.enter_async_context(children_gone())
         with start_failures(errors, model), root_log_level_kept():
             # Before the parse: vLLM takes its logging configuration into what it hands to children.
-            stack.enter_context(applied(error_log(errors, arguments), {}))
-            parsed = parse_arguments(vllm, model, arguments)
+            log = await on_own_stack(partial(error_log, errors, arguments))
+            stack.enter_context(applied(log, {}))
+            parsed = await on_own_stack(partial(parse_arguments, vllm, model, arguments))
             if binding is not None and isinstance(parsed.scheduler_cls, str):
                 check_scheduler_class(parsed.scheduler_cls)
             llm = await stack.enter_async_context(vllm["build_async_engine_client"](parsed))
