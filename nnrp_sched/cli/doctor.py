@@ -17,16 +17,21 @@ _LIBRARIES = ("anyio", "click", "msgspec", "packaging", "wrapt")
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(as_json: bool) -> int:
+@click.option(
+    "--scheduler-cls",
+    metavar="MODULE.CLASS",
+    help="A scheduler of yours, to see whether the patch layer works with it. Imports it.",
+)
+def command(as_json: bool, scheduler_cls: str | None) -> int:
     """Check what is installed and say what to do about it.
 
     Looks at versions, at every place in vLLM's source that the patch layer relies on, at whether
-    vLLM would load the plugin, at the embedded model and at the environment. Starts nothing and
-    imports nothing of vLLM. Exits with 1 when a check failed.
+    vLLM would load the plugin and beside whom, at the embedded model and at the environment. Starts
+    nothing, and without --scheduler-cls imports nothing of vLLM. Exits with 1 when a check failed.
     """
     from nnrp_sched_patches.diagnosis import checks
 
-    found = checks()
+    found = checks(scheduler_cls)
     report: dict[str, Any] = {
         "versions": {
             "nnrp-sched": __version__,

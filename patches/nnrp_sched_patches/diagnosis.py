@@ -1,46 +1,29 @@
 """What can be said about the installed vLLM and the patch layer without starting anything."""
 
-import os
-from importlib.metadata import entry_points
-from typing import Literal
-
-from msgspec import Struct
-
 from nnrp_sched_patches import bindings, embedded_model
-from nnrp_sched_patches.child_environment import (
-    ENTRY_POINT,
-    ENTRY_POINT_GROUP,
-    PLUGINS_VARIABLE,
-    RUST_FRONTEND_VARIABLE,
-)
+from nnrp_sched_patches.check import Check
 from nnrp_sched_patches.launch import VLLM_IS_MISSING
+from nnrp_sched_patches.process_diagnosis import process_checks
 from nnrp_sched_patches.seam import verify
 from nnrp_sched_patches.serving_seams import SERVING, serving_faults
 from nnrp_sched_patches.version import InstalledVllm, installed_vllm
 
-Status = Literal["ok", "warning", "failed"]
 
+def checks(scheduler: str | None = None) -> list[Check]:
+    """Everything the patch layer can tell, in reading order.
 
-class Check(Struct, frozen=True):
-    """One thing looked at."""
-
-    name: str
-    status: Status
-    found: str
-    advice: str = ""
-
-
-def checks() -> list[Check]:
-    """Everything the patch layer can tell, in reading order."""
+    `scheduler` is a `--scheduler-cls` to look at, which is imported for that.
+    """
     installed = installed_vllm()
+    processes = process_checks(scheduler)
     if installed is None:
-        return [Check("vllm", "warning", "not installed", VLLM_IS_MISSING), *_plugin()]
+        return [Check("vllm", "warning", "not installed", VLLM_IS_MISSING), *processes]
     came_with = f" (distribution {installed.distribution})" if installed.distribution else ""
     return [
         Check("vllm", "ok", f"{installed.version}{came_with} in {installed.root}"),
         _serving(installed),
         *_seams(installed),
-        *_plugin(),
+        *processes,
         _model(),
     ]
 
@@ -79,43 +62,6 @@ def _seams(installed: InstalledVllm) -> list[Check]:
         for seam in family.seams
     ]
     return [verdict, *seams]
-
-
-def _plugin() -> list[Check]:
-    """Whether vLLM's processes would load the layer, were it asked for."""
-    installed = ENTRY_POINT in entry_points(group=ENTRY_POINT_GROUP).names
-    found = f"entry point {ENTRY_POINT} in {ENTRY_POINT_GROUP}"
-    entry = (
-        Check("plugin", "ok", f"{found}; inert without NNRP_SCHED_PATCH=1")
-        if installed
-        else Check("plugin", "failed", f"no {found}", "install this package with pip")
-    )
-    return [entry, _allow_list(), _frontend()]
-
-
-def _allow_list() -> Check:
-    allowed = os.environ.get(PLUGINS_VARIABLE)
-    if allowed is None:
-        return Check(PLUGINS_VARIABLE, "ok", "not set: vLLM loads every plugin")
-    if ENTRY_POINT in allowed.split(","):
-        return Check(PLUGINS_VARIABLE, "ok", f"{allowed!r} names {ENTRY_POINT}")
-    return Check(
-        PLUGINS_VARIABLE,
-        "warning",
-        f"{allowed!r} hides the entry point {ENTRY_POINT} from vLLM's processes",
-        f"`nnrp-sched run --patch-vllm` adds it by itself; elsewhere add {ENTRY_POINT} to the list",
-    )
-
-
-def _frontend() -> Check:
-    if os.environ.get(RUST_FRONTEND_VARIABLE, "0") in ("", "0"):
-        return Check("frontend", "ok", "Python")
-    return Check(
-        "frontend",
-        "warning",
-        f"{RUST_FRONTEND_VARIABLE} selects vLLM's Rust frontend, which cannot be patched",
-        f"unset {RUST_FRONTEND_VARIABLE} for --patch-vllm",
-    )
 
 
 def _model() -> Check:

@@ -51,17 +51,27 @@ def misfit(scheduler: type) -> str | None:
     )
 
 
+def scheduler_problem(path: str) -> str | None:
+    """As `misfit`, for a `--scheduler-cls`, which is imported.
+
+    Raises ImportError, AttributeError or ValueError for one that is not there or no class.
+    """
+    module, _, name = path.rpartition(".")
+    scheduler = getattr(import_module(module), name)
+    if not isinstance(scheduler, type):
+        raise ValueError(f"{path} is not a class")
+    return misfit(scheduler)
+
+
 def check_scheduler_class(path: str) -> None:
     """Raise UnsupportedVllm for a `--scheduler-cls` that the hooks would not see all of.
 
     Imports it, as vLLM's engine process will. One that cannot be had is left to vLLM to tell.
     """
-    module, _, name = path.rpartition(".")
     try:
-        scheduler = getattr(import_module(module), name)
+        problem = scheduler_problem(path)
     except (ImportError, AttributeError, ValueError):
         return
-    problem = misfit(scheduler) if isinstance(scheduler, type) else None
     if problem is not None:
         raise UnsupportedVllm(f"{problem}; {ADVICE}")
 

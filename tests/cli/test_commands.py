@@ -266,3 +266,17 @@ def test_doctor_prints_versions_checks_and_the_environment() -> None:
     assert checks["VLLM_PLUGINS"]["status"] == "warning"
     assert "nnrp_sched" in checks["VLLM_PLUGINS"]["advice"]
     assert done.returncode == (0 if report["ok"] else 1)
+
+
+def test_doctor_says_for_people_and_programs_alike_what_to_do() -> None:
+    arguments = ("doctor", "--scheduler-cls", "collections.OrderedDict")
+    variables = {"VLLM_PLUGINS": "other", "VLLM_USE_RUST_FRONTEND": "1"}
+    told = run(*arguments, **variables)
+    report = json.loads(run(*arguments, "--json", **variables).stdout)
+    checks = {check["name"]: check for check in report["checks"]}
+    for name in ("VLLM_PLUGINS", "frontend", "scheduler"):
+        assert checks[name]["status"] != "ok"
+        assert checks[name]["found"] in told.stdout
+        assert f"→ {checks[name]['advice']}" in told.stdout
+    assert "OrderedDict is not derived from" in checks["scheduler"]["found"]
+    assert told.returncode == 1
