@@ -1,6 +1,7 @@
 """The scheduling half of the engine port over a patched vLLM: queue, aborts, priorities."""
 
 import logging
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ _LOGGER = logging.getLogger(__name__)
 
 SET_PRIORITY = "nnrp_set_priority"
 
+STOPPED_KEPT: Final = 1024
+"""So many receipts of other frontends' requests are remembered for whoever aborts them again."""
 _WAIT_S = 2.0
 _OUTCOMES: Final[tuple[ReprioritizeReason, ...]] = (
     "applied",
@@ -44,6 +47,7 @@ class Control:
         self._engine = engine
         self._aborter = Aborter(engine, ledger)
         self.ledger = ledger
+        self._stopped: OrderedDict[str, AbortReceipt] = OrderedDict()
 
     async def queue(self) -> QueueSnapshot:
         """Every live request, those that wait in the order they will run."""
@@ -75,7 +79,7 @@ class Control:
         others = [name for name, entry in found.items() if self._may_be_elsewhere(entry)]
         await self.abort([entry for entry in found.values() if entry is not None])
         elsewhere = await self._elsewhere(others, by) if others else {}
-        return [_named(name, found[name], elsewhere) for name in ids]
+        return [self._named(name, found[name], elsewhere) for name in ids]
 
     def _may_be_elsewhere(self, entry: Entry | None) -> bool:
         """Whether a name that stands for `entry` here may mean a live request of another server."""
@@ -120,7 +124,7 @@ class Control:
         for answer in answers.values():
             if answer.name is not None:
                 told.setdefault(answer.name, []).append(answer)
-        return {
+        receipts = {
             name: AbortReceipt(
                 request_id=name,
                 state=summed_state(answer.state for answer in parts),
@@ -131,15 +135,21 @@ class Control:
             )
             for name, parts in told.items()
         }
+        for name, receipt in receipts.items():
+            self._stopped[name] = receipt
+            self._stopped.move_to_end(name)
+        while len(self._stopped) > STOPPED_KEPT:
+            self._stopped.popitem(last=False)
+        return receipts
 
-
-def _named(
-    name: str, entry: Entry | None, elsewhere: Mapping[str, AbortReceipt] | None
-) -> AbortReceipt:
-    """The receipt under a name: that of a live request elsewhere, else ours, else of none."""
-    there = None if elsewhere is None else elsewhere.get(name)
-    if there is not None:
-        return there
-    if entry is not None and entry.receipt is not None:
-        return msgspec.structs.replace(entry.receipt, request_id=name)
-    return AbortReceipt(name, "unknown", False, elsewhere is not None, None, 0.0)
+    def _named(
+        self, name: str, entry: Entry | None, elsewhere: Mapping[str, AbortReceipt] | None
+    ) -> AbortReceipt:
+        """The receipt under a name: of a live request elsewhere, ours, an earlier one, of none."""
+        there = None if elsewhere is None else elsewhere.get(name)
+        if there is not None:
+            return there
+        if entry is not None and entry.receipt is not None:
+            return msgspec.structs.replace(entry.receipt, request_id=name)
+        nothing = AbortReceipt(name, "unknown", False, elsewhere is not None, None, 0.0)
+        return self._stopped.get(name, nothing)

@@ -243,7 +243,9 @@ async def test_programs_agents_and_ids_name_what_is_stopped() -> None:
     ]
 
 
-async def test_requests_of_other_frontends_are_stopped_in_the_engine() -> None:
+async def test_requests_of_other_frontends_are_stopped_in_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     llm, _ = hooked()
     llm.client_count = 2
     scheduler = Scheduler(llm)
@@ -261,6 +263,13 @@ async def test_requests_of_other_frontends_are_stopped_in_the_engine() -> None:
         by_program = await control.abort_operations(["p"], by="program")
         by_agent = await control.abort_operations(["x", "nobody"], by="agent")
         by_id = await control.abort_operations(["1.1", "four", "never"], by="id")
+        assert await control.abort_operations(["four"], by="id") == by_id[1:2]
+        monkeypatch.setattr("nnrp_sched_patches.control.STOPPED_KEPT", 1)
+        scheduler.elsewhere["five-12345678"] = Told("five")
+        scheduler.states["five-12345678"] = ("waiting", 0)
+        last = await control.abort_operations(["five", "four"], by="id")
+    # Of those stopped elsewhere a bounded number is remembered.
+    assert [_short(one)[:2] for one in last] == [("waiting", True), ("unknown", False)]
     assert [(one.request_id, *_short(one)) for one in by_program] == [
         ("1.1", "admitting", True, True, 0),
         ("two", "running", True, True, 6),

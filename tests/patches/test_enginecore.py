@@ -120,7 +120,8 @@ def _told(engine: Engine, **called: tuple[str, str | None, str | None]) -> dict[
         key: {"id": name, "program": program, "agent": agent}
         for key, (name, program, agent) in called.items()
     }
-    return engine.call("tell", requests=requests)
+    reply: dict[str, Any] = engine.call("tell", requests=requests)
+    return reply
 
 
 def test_other_frontends_requests_are_stopped_by_what_users_call_them() -> None:
