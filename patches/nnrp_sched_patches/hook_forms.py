@@ -73,7 +73,7 @@ def make_added(_owner: Any, _raw: Any, body: Callable[..., Any], switch: Switch)
             return _answer(reply)
         except msgspec.ValidationError as error:
             # The caller's mistake: no reason to turn the hook off.
-            return {"error": f"bad payload: {error}"}
+            return _error(f"bad payload: {error}")
         except Exception as error:
             return _failure(error, switch)
 
@@ -87,7 +87,16 @@ def _answer(reply: Any) -> dict[str, Any]:
 
 def _failure(error: Exception, switch: Switch) -> dict[str, Any]:
     switch.failed(error)
-    return {"error": f"{type(error).__name__}: {error}"}
+    try:
+        told = str(error)
+    except Exception:
+        told = "it has no text"
+    return _error(f"{type(error).__name__}: {told}")
+
+
+def _error(told: str) -> dict[str, Any]:
+    """A text can be beyond vLLM's encoder too: half a surrogate pair, from a broken name."""
+    return {"error": told.encode(errors="replace").decode()}
 
 
 def _encodable(deferred: Future[Any], switch: Switch) -> Future[dict[str, Any]]:

@@ -30,13 +30,13 @@ from nnrp_sched_patches.launch_steps import (
     description,
     error_log,
     parse_arguments,
+    refuse_unpatchable,
     root_log_level_kept,
     start_failures,
     watched,
 )
 from nnrp_sched_patches.middleware import IdentityMiddleware
 from nnrp_sched_patches.own_stack import on_own_stack
-from nnrp_sched_patches.scheduler_fit import check_scheduler_class
 from nnrp_sched_patches.serving_seams import ServingObjects, serving_faults
 from nnrp_sched_patches.version import InstalledVllm, installed_vllm
 from nnrp_sched_patches.vllm_engine import VllmEngine
@@ -161,8 +161,8 @@ async def _running(
             log = await on_own_stack(partial(error_log, errors, arguments))
             stack.enter_context(applied(log, {}))
             parsed = await on_own_stack(partial(parse_arguments, vllm, model, arguments))
-            if binding is not None and isinstance(parsed.scheduler_cls, str):
-                check_scheduler_class(parsed.scheduler_cls)
+            if binding is not None:
+                refuse_unpatchable(parsed)
             llm = await stack.enter_async_context(vllm["build_async_engine_client"](parsed))
             receipts = tuple(await hello_receipts(llm, _HELLO_WAIT_S)) if binding else ()
             tasks = await llm.get_supported_tasks()

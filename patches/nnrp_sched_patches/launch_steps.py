@@ -14,13 +14,14 @@ import anyio.to_thread
 import msgspec
 
 from nnrp_sched.engine.port import EngineDescription
-from nnrp_sched.errors import NnrpSchedError, StartError, VllmArgumentError
+from nnrp_sched.errors import NnrpSchedError, StartError, UnsupportedVllm, VllmArgumentError
 from nnrp_sched_patches.bindings import Binding
 from nnrp_sched_patches.control import Control
 from nnrp_sched_patches.engine_errors import EngineErrors
 from nnrp_sched_patches.frontend import ledger_of
 from nnrp_sched_patches.hello import HelloReceipt
 from nnrp_sched_patches.ledger_feed import followed
+from nnrp_sched_patches.scheduler_fit import check_scheduler_class
 from nnrp_sched_patches.serving_seams import ServingObjects
 from nnrp_sched_patches.version import InstalledVllm
 from nnrp_sched_patches.vllm_engine import VllmEngine
@@ -73,6 +74,20 @@ def parse_arguments(vllm: ServingObjects, model: str, arguments: list[str]) -> A
     if parsed.reasoning_parser_plugin:
         vllm["ReasoningParserManager"].import_reasoning_parser(parsed.reasoning_parser_plugin)
     return parsed
+
+
+def refuse_unpatchable(parsed: Any) -> None:
+    """Raise UnsupportedVllm for a configuration of which the patches would not see all."""
+    engines = getattr(parsed, "data_parallel_size", None) or 1
+    if engines > 1:
+        # Whatever we ask goes to all of them, and vLLM returns the first answer (hooks.md 2.1).
+        raise UnsupportedVllm(
+            f"--data-parallel-size {engines}: of several engines only one would be heard, so that"
+            " queue and receipts were wrong; start one nnrp-sched for each engine, or run without"
+            " --patch-vllm"
+        )
+    if isinstance(parsed.scheduler_cls, str):
+        check_scheduler_class(parsed.scheduler_cls)
 
 
 def error_log(errors: EngineErrors, arguments: list[str]) -> dict[str, str]:

@@ -39,6 +39,7 @@ async def test_a_flag_that_vllm_does_not_have() -> None:
         (("--host=0.0.0.0",), "--http"),
         (("--uds", "/tmp/a.sock"), "--listen"),
         (("--model", "another"), "--model"),
+        (("--api-server-count", "2"), "--api-server-count"),
         (("--enforce-eager", "another"), "--model"),
     ],
 )
