@@ -14,6 +14,10 @@ from tests.support.toy_vllm import class_slots
 ANSWER = "vLLM's answer"
 
 
+class HostFailed(Exception):
+    """What a method of vLLM's raises."""
+
+
 class Hosts:
     """The stand-ins of one family."""
 
@@ -62,12 +66,20 @@ class Hosts:
 
 
 def _method(kind: SeamKind) -> Callable[..., Any]:
-    def method(self: Any, *_args: Any, **_kwargs: Any) -> Any:
-        return None if isinstance(self, type) else ANSWER
+    """A method that gives its argument back with `ANSWER`, or raises it when it is HostFailed."""
 
-    async def coroutine(self: Any, *_args: Any, **_kwargs: Any) -> Any:
+    def told(argument: Any) -> Any:
+        if argument is HostFailed:
+            raise HostFailed
+        return None if argument is None else (ANSWER, argument)
+
+    def method(self: Any, argument: Any = None) -> Any:
         del self
-        return ANSWER
+        return told(argument)
+
+    async def coroutine(self: Any, argument: Any = None) -> Any:
+        del self
+        return told(argument)
 
     return coroutine if kind is SeamKind.ASYNC_FUNCTION else method
 
