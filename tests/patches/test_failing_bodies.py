@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, cast
 
 import msgspec
@@ -40,10 +39,11 @@ def test_every_form_has_its_ways_to_fail() -> None:
 async def _called(host: Any, hook: Hook, argument: Any) -> Any:
     """The result of the hooked method, as vLLM would call it."""
     name = hook.seam.name.rpartition(".")[2]
-    result = getattr(host, name)(argument)
+    result: Any = getattr(host, name)(argument)
     if inspect.isawaitable(result):
         result = await result
-    return cast(Future[Any], result).result(timeout=0) if isinstance(result, Future) else result
+    resolved: Any = getattr(result, "result", None)
+    return result if resolved is None else resolved(timeout=0)
 
 
 @pytest.mark.parametrize(("family", "hook", "body"), _cases(over_a_method=False))
