@@ -1,6 +1,6 @@
 """Each row of each family's table is needed: without it the layer refuses and names it.
 
-Over the source of one version of each family, cut down; `python -m tools.vllm_sources` fetches it.
+Over the source of one version of each family, cut down, fetched where it is missing.
 """
 
 import ast
@@ -19,10 +19,12 @@ from nnrp_sched_patches.install import PatchLayer
 from nnrp_sched_patches.seam import Seam
 from nnrp_sched_patches.source_tree import SourceTree
 from nnrp_sched_patches.version import InstalledVllm, installed_vllm
+from tests.support.fetched_sources import MAY_FETCH, source_of
 from tests.support.source_changes import changes, without_class, write_skeleton
 from tests.support.vllm_hosts import Hosts, hosts
-from tools.vllm_sources import WHEELS, source_root
+from tools.vllm_sources import WHEELS
 
+pytestmark = MAY_FETCH
 ROWS = [(family, seam) for family in FAMILIES for seam in dict.fromkeys(family.seams)]
 
 
@@ -61,10 +63,7 @@ def _source(version: str) -> Path:
     installed = installed_vllm()
     if installed is not None and str(installed.base_version) == version:
         return installed.root
-    root = source_root(version)
-    if not root.exists():
-        pytest.skip(f"no source of vLLM {version} here: python -m tools.vllm_sources {version}")
-    return root
+    return source_of(version)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ that cannot reach the package index fails these tests with what to do.
 """
 
 import ast
-from pathlib import Path
 
 import pytest
 from packaging.version import Version
@@ -16,22 +15,13 @@ from nnrp_sched_patches.seam import verify
 from nnrp_sched_patches.serving_seams import serving_faults
 from nnrp_sched_patches.source_tree import FunctionNode, SourceTree, binding
 from nnrp_sched_patches.version import InstalledVllm, version_of_source
-from tools import steps
-from tools.steps import SetupError
-from tools.vllm_sources import WHEELS, fetch
+from tests.support.fetched_sources import MAY_FETCH, source_of
+from tools.vllm_sources import WHEELS
 
 KNOWN = [version for version in WHEELS if family_of(Version(version)) is not None]
 
 
-# A test may fetch a version, or wait for another process that does.
-pytestmark = pytest.mark.timeout(2 * steps.WHEEL_LIMIT_S + 60)
-
-
-def _root(version: str) -> Path:
-    try:
-        return fetch(version)
-    except SetupError as missing:
-        pytest.fail(f"no source of vLLM {version} to check against: {missing}", pytrace=False)
+pytestmark = MAY_FETCH
 
 
 def _family(version: str) -> Family:
@@ -42,12 +32,12 @@ def _family(version: str) -> Family:
 
 @pytest.mark.parametrize("version", WHEELS)
 def test_every_version_serves_chats_from_homes_that_we_know(version: str) -> None:
-    assert [str(fault) for fault in serving_faults(_root(version))] == []
+    assert [str(fault) for fault in serving_faults(source_of(version))] == []
 
 
 @pytest.mark.parametrize("version", KNOWN)
 def test_every_seam_of_its_family_is_in_a_version(version: str) -> None:
-    root = _root(version)
+    root = source_of(version)
     assert [str(fault) for fault in source_faults(root, _family(version))] == []
     stated = version_of_source(root) or version
     bound = bind(InstalledVllm(root=root, version=stated))
@@ -56,7 +46,7 @@ def test_every_seam_of_its_family_is_in_a_version(version: str) -> None:
 
 @pytest.mark.parametrize("version", WHEELS)
 def test_the_probes_of_every_other_family_refuse_a_version(version: str) -> None:
-    root = _root(version)
+    root = source_of(version)
     own = family_of(Version(version))
     fitting = [family.name for family in FAMILIES if not verify(root, family.probes)]
     assert fitting == ([] if own is None else [own.name])
@@ -79,7 +69,7 @@ READ_BY_PLACE = {
 
 @pytest.mark.parametrize("version", KNOWN)
 def test_arguments_that_hooks_read_by_place_stand_there(version: str) -> None:
-    source = SourceTree(_root(version))
+    source = SourceTree(source_of(version))
     for (module, name), places in READ_BY_PLACE.items():
         assert any(
             (hook.seam.module, hook.seam.name) == (module, name) for hook in _family(version).hooks
@@ -98,7 +88,7 @@ def test_arguments_that_hooks_read_by_place_stand_there(version: str) -> None:
 
 @pytest.mark.parametrize("version", WHEELS)
 def test_vllm_itself_does_in_a_version_what_the_table_says(version: str) -> None:
-    root = _root(version)
+    root = source_of(version)
     for feature in NATIVE:
         found = not verify(root, [feature.seam])
         assert found == feature.in_version(Version(version)), feature.what
