@@ -19,7 +19,7 @@ def quantile(values: Sequence[float], part: float) -> float:
 def mean_ratio(ratios: Sequence[float]) -> tuple[float, float, float]:
     """The geometric mean of at least two ratios, and its 95 % confidence interval.
 
-    By Student's t with the quantile's usual expansion, exact to a percent from 10 ratios on.
+    By Student's t, whose quantile is expanded: right to two percent from 10 ratios on.
     """
     logs = [math.log(ratio) for ratio in ratios]
     mean, freedom = statistics.fmean(logs), len(logs) - 1
