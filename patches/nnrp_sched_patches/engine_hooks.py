@@ -97,10 +97,14 @@ ENGINE_RELIED_ON = (
         Seam(_ASYNC_SCHEDULER, f"AsyncScheduler.{method}", SeamKind.ABSENT)
         for method in _TRANSITIONS
     ),
+    *_fields("vllm.config.vllm", "VllmConfig", "scheduler_config"),
+    *_fields("vllm.config.scheduler", "SchedulerConfig", "policy"),
     *_set_by(_SCHEDULER, "Scheduler", "policy", "requests", "running", "kv_cache_manager"),
     Seam("vllm.v1.core.kv_cache_manager", "KVCacheManager.usage", SeamKind.PROPERTY),
     Seam(_QUEUE, "RequestQueue.add_request", SeamKind.FUNCTION, ("request",)),
     Seam(_QUEUE, "RequestQueue.remove_requests", SeamKind.FUNCTION, ("requests",)),
+    Seam(_QUEUE, "RequestQueue.__iter__", SeamKind.FUNCTION),
+    Seam(_QUEUE, "RequestQueue.__len__", SeamKind.FUNCTION),
     *_fields(
         _OUTPUT,
         "SchedulerOutput",
@@ -115,6 +119,8 @@ ENGINE_RELIED_ON = (
         _REQUEST, "Request", "request_id", "client_index", "priority", "status", "num_prompt_tokens"
     ),
     Seam(_REQUEST, "Request.num_output_tokens", SeamKind.PROPERTY),
+    # The order of a priority queue.
+    Seam(_REQUEST, "Request.__lt__", SeamKind.FUNCTION, ("other",)),
     *_fields(_REQUEST, "RequestStatus", "WAITING", "RUNNING", "PREEMPTED", "FINISHED_ABORTED"),
     *_fields(
         _MESSAGES,

@@ -97,6 +97,15 @@ FRONTEND_RELIED_ON = (
         for name in ("request_id", "new_token_ids", "finish_reason", "stop_reason", "events")
     ),
     *(
+        Seam(_ENGINE, f"EngineCoreEvent.{name}", SeamKind.ATTRIBUTE)
+        for name in ("type", "timestamp")
+    ),
+    # By these a start is refused that the hooks would not see all of.
+    *(
+        Seam("vllm.engine.arg_utils", f"EngineArgs.{name}", SeamKind.ATTRIBUTE)
+        for name in ("scheduler_cls", "data_parallel_size")
+    ),
+    *(
         Seam(_ENGINE, f"EngineCoreEventType.{name}", SeamKind.ATTRIBUTE)
         for name in ("QUEUED", "SCHEDULED", "PREEMPTED")
     ),

@@ -78,7 +78,7 @@ def parse_arguments(vllm: ServingObjects, model: str, arguments: list[str]) -> A
 
 def refuse_unpatchable(parsed: Any) -> None:
     """Raise UnsupportedVllm for a configuration of which the patches would not see all."""
-    engines = getattr(parsed, "data_parallel_size", None) or 1
+    engines = parsed.data_parallel_size or 1
     if engines > 1:
         # Whatever we ask goes to all of them, and vLLM returns the first answer (hooks.md 2.1).
         raise UnsupportedVllm(
