@@ -16,7 +16,7 @@ from nnrp_sched.errors import NnrpSchedError
 from nnrp_sched_patches import install
 from nnrp_sched_patches.channel import call_engine
 from nnrp_sched_patches.scheduler_fit import misfit
-from nnrp_sched_patches.slot import ACTING
+from nnrp_sched_patches.slot import ACTING, REPLACED
 
 METHOD = "nnrp_hello"
 
@@ -67,12 +67,19 @@ def live_engines() -> list[Any]:
 
 def _about_this_process() -> dict[str, Any]:
     layer = install.status()
+    acting = [hook.name for hook in layer.hooks if hook.state in ACTING]
+    # Of an earlier activation one may be replaced that now is in its place again.
+    replaced = [
+        f"hook {hook.name} at {hook.place} is {hook.state}"
+        for hook in layer.hooks
+        if hook.state == REPLACED and hook.name not in acting
+    ]
     return {
         "pid": os.getpid(),
         "vllm": layer.version,
         "binding": layer.binding,
-        "hooks": [hook.name for hook in layer.hooks if hook.state in ACTING],
-        "problem": layer.problem,
+        "hooks": acting,
+        "problem": layer.problem or "; ".join(replaced) or None,
         "monotonic_ns": time.monotonic_ns(),
         "wall_ns": time.time_ns(),
     }

@@ -13,10 +13,12 @@ from nnrp_sched_patches import install
 from nnrp_sched_patches.channel import EngineGone, EngineRefused, EngineSilent, call_engine
 from nnrp_sched_patches.hello import (
     engine_hello,
+    frontend_hello,
     hello_receipts,
     live_engines,
     register_engine,
 )
+from tests.support.toy_vllm import ENGINE, binding, hook
 
 pytestmark = pytest.mark.anyio
 
@@ -92,6 +94,19 @@ async def test_an_answer_from_a_process_without_the_layer_does_not_count_as_patc
         _, engine = await hello_receipts(_Engine(_hello), 2)
     assert engine.answered
     assert not engine.patched
+
+
+def test_a_process_where_another_tool_took_a_hooks_place_does_not_count_as_patched(
+    monkeypatch: pytest.MonkeyPatch, toy: SimpleNamespace, layer: install.PatchLayer
+) -> None:
+    monkeypatch.setattr(install, "_LAYER", layer)
+    layer.activate(binding(hook(f"{ENGINE}:Engine.step"), hook(f"{ENGINE}:Engine.static")))
+    assert frontend_hello().patched
+    toy.Engine.step = len
+    receipt = frontend_hello()
+    assert not receipt.patched
+    assert receipt.hooks == ("Engine.static",)
+    assert f"hook Engine.step at {ENGINE}:Engine.step is replaced" in (receipt.problem or "")
 
 
 async def test_an_engine_whose_scheduler_is_none_of_vllms_does_not_count_as_patched() -> None:
