@@ -3,6 +3,7 @@
 import importlib
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,19 @@ def test_activating_twice_installs_once_whatever_the_second_asks_for(
     toy.Engine().step(1)
     assert class_slots(toy.Engine) == patched
     assert toy.calls == [("Engine", 1)]
+    layer.deactivate()
+    assert class_slots(toy.Engine) == before
+
+
+def test_activating_in_many_threads_at_once_installs_once(
+    toy: types.SimpleNamespace, layer: PatchLayer
+) -> None:
+    before = class_slots(toy.Engine)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(layer.activate, [binding(*EVERY_KIND)] * 32))
+    assert found == [layer.status()] * 32
+    toy.Engine().step(1)
+    assert toy.calls == [("Engine", None), ("Engine", 1)]
     layer.deactivate()
     assert class_slots(toy.Engine) == before
 

@@ -7,10 +7,12 @@ from typing import Any, ClassVar
 
 import pytest
 import wrapt
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nnrp_sched_patches.install import PatchLayer
 from nnrp_sched_patches.slot import COVERED, INSTALLED, LEFT, REPLACED, slots
-from tests.support.toy_vllm import ENGINE, binding, class_slots, hook
+from tests.support.toy_vllm import ENGINE, binding, class_slots, hook, toy_modules
 
 STEP = f"{ENGINE}:Engine.step"
 
@@ -195,3 +197,40 @@ def test_when_the_tool_threw_our_wrapper_away_a_new_one_is_installed(
     assert _states(layer) == [INSTALLED]
     assert layer.deactivate().hooks == ()
     assert slots(toy.Engine)["step"] is raw
+
+
+STEPS = ["activate", "deactivate", "tool leaves", *Tool.WAYS]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.sampled_from(["activate", "deactivate", "tool leaves", *Tool.WAYS]), max_size=12)
+)
+def test_in_whatever_order_tools_and_the_layer_come_and_go_every_one_sees_each_call_once(
+    steps: list[str],
+) -> None:
+    with toy_modules() as toy:
+        raw = slots(toy.Engine)["step"]
+        layer, tools = PatchLayer(), list[Tool]()
+        for step in steps:
+            if step == "activate":
+                layer.activate(binding(hook(STEP)))
+            elif step == "deactivate":
+                layer.deactivate()
+            elif step != "tool leaves":
+                tools.append(Tool(toy, step))
+                tools[-1].install()
+            elif tools and slots(toy.Engine)["step"] is tools[-1].wrapper:
+                # A tool that looks before it restores.
+                tools.pop().restore()
+            toy.calls.clear()
+            before = [tool.calls for tool in tools]
+            assert toy.Engine(1).step(1) == 2
+            assert [tool.calls for tool in tools] == [calls + 1 for calls in before]
+            assert len(toy.calls) == layer.status().active
+        while tools:
+            layer.deactivate()
+            assert slots(toy.Engine)["step"] is tools[-1].wrapper
+            tools.pop().restore()
+        assert layer.deactivate().hooks == ()
+        assert slots(toy.Engine)["step"] is raw
