@@ -43,6 +43,7 @@ class LiveCall:
         self.answering = False
         """Whether the first chunk came: the engine had the request."""
         self.submitted = now_ms()
+        self.aborted_publicly = False
         self.entry: Entry | None = None
         if ledger is not None:
             self.entry = ledger.open(
@@ -63,6 +64,12 @@ class LiveCall:
         """The id that vLLM's frontend knows the call by."""
         return f"{EXTERNAL_PREFIX}{self.engine_id}"
 
+    @property
+    def aborted(self) -> bool:
+        """Whether any choice of it ended by an abort, whoever asked for that."""
+        parts = () if self.entry is None else self.entry.parts.values()
+        return self.aborted_publicly or any(part.reason == "abort" for part in parts)
+
     def summary(self) -> ServedCall:
         """What is known of the call at its end: without patches, when it began and ended."""
         if self.entry is None:
@@ -76,6 +83,7 @@ class LiveCall:
         accepted, tokens = not self.answering, None
         found = registration(engine, self.external_id)
         if found is not None:
+            self.aborted_publicly = True
             await engine.abort(found.handles, internal=True)
             state, accepted, tokens = found.state, True, found.tokens
         elif accepted:

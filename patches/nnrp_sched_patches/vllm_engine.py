@@ -22,6 +22,7 @@ from nnrp_sched_patches.backend_errors import (
     from_exception,
     from_validation_error,
 )
+from nnrp_sched_patches.choice_ends import ChoiceEnds
 from nnrp_sched_patches.control import Control
 from nnrp_sched_patches.frontend import ledger_of
 from nnrp_sched_patches.ledger import Ledger
@@ -103,6 +104,7 @@ class VllmEngine:
     async def stream(self, call: ChatCall) -> AsyncGenerator[ChatBody, None]:
         """Serve a streaming call; yields chat.completion.chunk objects in order.
 
+        The choices of a call aborted while it ran end with the finish reason `abort`.
         Raises BackendError, by the first step of the iteration when vLLM refuses the body.
         """
         live = self._calls.open(call)
@@ -119,10 +121,15 @@ class VllmEngine:
                     event = await self._next(events)
             _raise_if_aborted(live)
             live.answering = True
+            ends = ChoiceEnds()
             while event is not None:
                 chunk = parse_event(event)
                 if chunk is None:
+                    missing = ends.missing(call.body) if live.aborted else None
+                    if missing is not None:
+                        yield missing
                     return
+                ends.note(chunk)
                 yield chunk
                 event = await self._next(events)
             raise BackendError("vLLM's stream ended without its end mark", status=500)

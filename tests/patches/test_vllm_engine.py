@@ -374,3 +374,45 @@ def test_an_error_object_without_members_is_a_server_failure() -> None:
 @pytest.mark.parametrize("text", [DONE, "data:[DONE]", "[DONE]"])
 def test_the_end_mark_is_no_chunk(text: str) -> None:
     assert parse_event(text) is None
+
+
+@pytest.mark.parametrize("by_whom", ["an abort", "nobody"])
+async def test_a_choice_aborted_before_its_first_token_ends_with_that_reason(by_whom: str) -> None:
+    """vLLM's own stream leaves that end out (`choice_ends`)."""
+    registered = anyio.Event()
+    go_on = anyio.Event()
+
+    async def answer(body: Any) -> AsyncGenerator[str]:
+        external = _external(body)
+        llm.register(external)
+        llm.register(external)
+
+        async def events() -> AsyncGenerator[str]:
+            yield 'data: {"id":"x","model":"m","choices":[{"index":0,"delta":{}}]}\n\n'
+            yield 'data: {"choices":[{"index":1,"delta":{},"finish_reason":"length"}]}\n\n'
+            registered.set()
+            await go_on.wait()
+            yield 'data: {"id":"x","model":"m","choices":[],"usage":{}}\n\n'
+            yield DONE
+
+        return events()
+
+    engine, llm, _ = _engine(answer)
+    chunks: list[Any] = []
+
+    async def serve() -> None:
+        call = ChatCall("one", {"stream": True, "n": 2})
+        chunks.extend([chunk async for chunk in engine.stream(call)])
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve)
+            await registered.wait()
+            if by_whom == "an abort":
+                assert (await engine.abort("one")).accepted
+            go_on.set()
+    ended: dict[str, Any] = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "abort"}
+    expected: list[Any] = (
+        [{"id": "x", "model": "m", "choices": [ended]}] if by_whom == "an abort" else []
+    )
+    assert chunks[3:] == expected
