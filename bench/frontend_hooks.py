@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from nnrp_sched_patches import frontend
 from nnrp_sched_patches.hook_forms import Switch, make_around, make_around_async
 
@@ -46,6 +48,8 @@ class Processor:
 
 class Llm:
     """An AsyncLLM that registers and sends nothing."""
+
+    engine_core = SimpleNamespace(client_count=1)
 
     def __init__(self, processor: Processor) -> None:
         self.output_processor = processor
@@ -83,14 +87,18 @@ def _request(request_id: str) -> Any:
     )
 
 
-def _output(request_id: str, finish: str | None = None) -> Any:
-    return SimpleNamespace(
-        request_id=f"{request_id}-12345678",
-        new_token_ids=[1],
-        finish_reason=finish,
-        stop_reason=None,
-        events=None,
-    )
+class Output(msgspec.Struct, gc=False):
+    """As vLLM's EngineCoreOutput."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: str | None = None
+    events: list[Any] | None = None
+
+
+def _output(request_id: str, finish: str | None = None) -> Output:
+    return Output(f"{request_id}-12345678", [1], finish)
 
 
 async def _microseconds(work: Callable[[], Awaitable[None]], calls: int) -> float:
