@@ -39,6 +39,6 @@ lint: setup ## formatting, style, types and import rules
 	@$(BIN)/mypy
 	@$(BIN)/pyright --warnings
 
-bench: setup ## measure the wire and the mapper, comparing in one run
+bench: setup ## measure wire and mapper, and on a real engine the patch layer, comparing in one run
 	@for script in bench/*.py; do echo "== $$script"; \
 		$(BIN)/python -m bench.$$(basename $$script .py) || exit 1; done
