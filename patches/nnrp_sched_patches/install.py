@@ -15,6 +15,8 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -56,6 +58,9 @@ class PatchLayer:
         self._watched: set[str] = set()
         self._problem: str | None = None
         self._strict = False
+        self._holders = 0
+        self._held_only = False
+        """Whether nobody but the holders asked for the hooks that are in."""
 
     def activate(self, binding: Binding, *, strict: bool = False) -> LayerStatus:
         """Install every hook of `binding`; without effect while the layer is active.
@@ -64,6 +69,7 @@ class PatchLayer:
         """
         with self._here():
             if self._binding is not None:
+                self._held_only = False
                 return self._status()
             self._problem, self._strict = None, strict
             self._tidy()
@@ -83,6 +89,22 @@ class PatchLayer:
                 self._take_out()
                 raise
             return self._status()
+
+    @contextmanager
+    def held(self, binding: Binding) -> Generator[None]:
+        """Active while the context is open; as `activated`."""
+        with self._here():
+            if self._binding is None:
+                self.activate(binding)
+                self._held_only = True
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self._here():
+                self._holders -= 1
+                if self._held_only and not self._holders:
+                    self._take_out()
 
     def deactivate(self) -> LayerStatus:
         """Take every hook out."""
@@ -135,6 +157,7 @@ class PatchLayer:
     def _take_out(self) -> None:
         """Undo everything, newest first; what another tool covers stays, switched off."""
         self._binding = None
+        self._held_only = False
         self._waiting = {}
         while self._installed:
             slot = self._installed.pop()
@@ -182,6 +205,17 @@ def activate(binding: Binding | None = None, *, strict: bool = False) -> LayerSt
     if current.active:
         return current
     return _LAYER.activate(binding or bind_installed(), strict=strict)
+
+
+@contextmanager
+def activated(binding: Binding) -> Generator[None]:
+    """Have the hooks in while the context is open.
+
+    Of several such contexts the last one to be left takes them out, and none does where `activate`
+    was called besides. Raises as `activate` does.
+    """
+    with _LAYER.held(binding):
+        yield
 
 
 def deactivate() -> LayerStatus:

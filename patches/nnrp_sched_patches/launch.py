@@ -121,8 +121,9 @@ async def launch(options: LaunchOptions) -> AsyncGenerator[Serving, None]:
         stack.enter_context(applied(forced, defaults))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nnrp-sched-"))
         if binding is not None:
-            await on_own_stack(partial(install.activate, binding))
-            stack.callback(install.deactivate)
+            hooks = install.activated(binding)
+            await on_own_stack(hooks.__enter__)
+            stack.push(hooks)
         running = _running(installed, binding, model, arguments, bound, EngineErrors(Path(folder)))
         yield await stack.enter_async_context(running)
 

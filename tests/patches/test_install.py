@@ -4,6 +4,7 @@ import importlib
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,36 @@ def test_activating_in_many_threads_at_once_installs_once(
     assert toy.calls == [("Engine", None), ("Engine", 1)]
     layer.deactivate()
     assert class_slots(toy.Engine) == before
+
+
+def test_of_two_who_hold_it_active_the_last_one_takes_the_hooks_out(
+    toy: types.SimpleNamespace, layer: PatchLayer
+) -> None:
+    before = class_slots(toy.Engine)
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(layer.held(binding(hook(STEP))))
+        second.enter_context(layer.held(binding(hook(STEP))))
+        first.close()
+        assert layer.status().active
+        second.close()
+        assert not layer.status().active
+    assert class_slots(toy.Engine) == before
+
+
+@pytest.mark.parametrize("activated_first", [True, False])
+def test_who_holds_it_active_leaves_alone_what_somebody_else_activated(
+    toy: types.SimpleNamespace, layer: PatchLayer, activated_first: bool
+) -> None:
+    if activated_first:
+        layer.activate(binding(hook(STEP)))
+    with layer.held(binding(hook(STEP))):
+        layer.activate(binding(hook(STEP)))
+    assert layer.status().active
+    layer.deactivate()
+    with layer.held(binding(hook(STEP))):
+        layer.deactivate()
+        assert not layer.status().active
+    assert not layer.status().active
 
 
 def test_deactivating_twice_or_unasked_changes_nothing(
