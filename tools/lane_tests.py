@@ -24,7 +24,6 @@ FOR_ALL_VERSIONS = ("tests/patches/test_each_seam.py", "tests/patches/test_seam_
 def run(lane: Lane, arguments: Sequence[str]) -> LaneRun:
     """Run the engine tests in a lane that is built; `arguments` are further ones of pytest's."""
     say(f"engine tests on vLLM {lane.version}")
-    environment = {**lane.environment(), "PYTHONDONTWRITEBYTECODE": "1"}
     with (
         steps.locked(ENGINE_LOCK),
         tempfile.TemporaryDirectory(prefix="nnrp-sched-") as scratch,
@@ -37,5 +36,6 @@ def run(lane: Lane, arguments: Sequence[str]) -> LaneRun:
         left_out = (f"--ignore={path}" for path in FOR_ALL_VERSIONS)
         paths = (*TESTED, *left_out, f"--junit-xml={report}")
         command = (str(lane.python), *PYTEST, *paths, *arguments)
+        environment = lane.environment()
         code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         return lane_record.counted(report, lane, code, time.monotonic() - started)
