@@ -15,6 +15,10 @@ def _state(entry: Entry) -> str:
     return entry.state
 
 
+def _preempted(entry: Entry) -> float | None:
+    return entry.timings.preempted
+
+
 def _opened(
     ledger: Ledger, name: str = "one", *, parts: int = 1, at: float = 10.0, **members: Any
 ) -> Entry:
@@ -154,10 +158,11 @@ def test_a_preemption_that_no_poll_told_is_in_the_stock_and_the_last_one_counts(
     entry = _opened(ledger)
     standing = {"state": "running", "scheduled_ns": 14 * MS_NS}
     ledger.engine_states({"one-0": standing | {"preempted_ns": None}})
-    assert entry.timings.preempted is None
+    assert _preempted(entry) is None
     ledger.engine_states({"one-0": standing | {"preempted_ns": 22 * MS_NS}})
     ledger.event("preempted", "one-0", 18, {})
-    assert (entry.state, entry.timings.preempted) == ("preempted", 22)
+    assert _state(entry) == "preempted"
+    assert _preempted(entry) == 22
 
 
 def test_the_schedulers_own_times_replace_those_that_the_hooks_took_beside_them() -> None:
