@@ -155,6 +155,8 @@ async def scene_on(serving: Serving) -> AsyncGenerator[Scene, None]:
             serving.engine.ledger.on_end = None
 
 
+ATTEMPTS = 5
+"""A state that passes by itself may have passed when the abort comes: it is tried so often."""
 _numbers = itertools.count()
 
 
@@ -273,6 +275,15 @@ async def test_an_operation_that_outlives_its_timeout_ends_with_a_receipt(
 
 
 async def test_a_preempted_request_says_so_in_its_receipt(narrow: Serving) -> None:
+    for attempt in range(ATTEMPTS):
+        if await _aborted_once_preempted(narrow, attempt) == "preempted":
+            return
+    pytest.fail("each time it ran again before the abort came")
+
+
+async def _aborted_once_preempted(narrow: Serving, attempt: int) -> str:
+    """The state of which the receipt tells, of a request seen preempted a moment before."""
+    first, second = f"first-{attempt}", f"second-{attempt}"
     async with scene_on(narrow) as scene:
         params = import_module("vllm").SamplingParams
         sampling = params(max_tokens=300, ignore_eos=True, temperature=0.0)
@@ -283,23 +294,21 @@ async def test_a_preempted_request_says_so_in_its_receipt(narrow: Serving) -> No
             async for output in scene.llm.generate(prompt, sampling, name):
                 reasons[name] = output.outputs[0]
 
-        scene.tasks.start_soon(consume, "first")
-        await scene.reach(first="running")
-        scene.tasks.start_soon(consume, "second")
-        await scene.reach(second="preempted")
+        scene.tasks.start_soon(consume, first)
+        await scene.reach(**{first: "running"})
+        scene.tasks.start_soon(consume, second)
+        await scene.reach(**{second: "preempted"})
         before = counters()
-        (receipt,) = await scene.serving.engine.abort_operations(["second"], by="id")
+        (receipt,) = await scene.serving.engine.abort_operations([second], by="id")
         assert counters() == before
-        abort = await scene.ended_as_told("second", "preempted")
+        abort = await scene.ended_as_told(second, receipt.state)
         assert (abort.reason, abort.receipt) == ("requested", receipt)
         assert (receipt.tokens or 0) > 0
-        await scene.serving.engine.abort_operations(["first"], by="id")
-        await scene.ended_as_told("first", "running")
-        assert {name: one.finish_reason for name, one in reasons.items()} == {
-            "first": "abort",
-            "second": "abort",
-        }
-        assert len(reasons["second"].token_ids) == receipt.tokens
+        await scene.serving.engine.abort_operations([first], by="id")
+        ends = {name: one.finish_reason for name, one in reasons.items()}
+        assert ends == {first: "abort", second: "abort"}
+        assert len(reasons[second].token_ids) == receipt.tokens
+    return receipt.state
 
 
 async def test_a_request_blocked_for_its_next_input_says_so_in_its_receipt(narrow: Serving) -> None:
@@ -332,9 +341,17 @@ async def test_a_request_blocked_for_its_next_input_says_so_in_its_receipt(narro
 
 
 async def test_a_request_blocked_by_its_grammar_says_so_in_its_receipt(narrow: Serving) -> None:
+    for attempt in range(ATTEMPTS):
+        if await _aborted_once_blocked(narrow, f"grammar-{attempt}") == "blocked":
+            return
+    pytest.fail("each time its grammar was there before the abort came")
+
+
+async def _aborted_once_blocked(narrow: Serving, name: str) -> str:
+    """The state of which the receipt tells, of a request seen blocked a moment before."""
     async with scene_on(narrow) as scene:
-        # Each of the many fields adds to a grammar that takes the engine seconds to compile.
-        fields = {f"field_{number}": {"type": "string", "maxLength": 400} for number in range(60)}
+        # Each of the many fields adds to a grammar that takes the engine seconds to compile, once.
+        fields = {f"{name}_{number}": {"type": "string", "maxLength": 400} for number in range(90)}
         schema = {"type": "object", "properties": fields, "required": list(fields)}
         asked = body(
             max_tokens=600,
@@ -347,15 +364,16 @@ async def test_a_request_blocked_by_its_grammar_says_so_in_its_receipt(narrow: S
 
         async def serve() -> None:
             try:
-                ends.append(await scene.serving.engine.complete(ChatCall("grammar", asked)))
+                ends.append(await scene.serving.engine.complete(ChatCall(name, asked)))
             except BackendError as error:
                 ends.append(error)
 
         scene.tasks.start_soon(serve)
-        await scene.reach(grammar="blocked")
-        (receipt,) = await scene.serving.engine.abort_operations(["grammar"], by="id")
-        assert (receipt.state, receipt.accepted, receipt.authoritative) == ("blocked", True, True)
+        await scene.reach(**{name: "blocked"})
+        (receipt,) = await scene.serving.engine.abort_operations([name], by="id")
+        assert (receipt.accepted, receipt.authoritative) == (True, True)
         while not ends:
             await checkpoint()
         assert ends[0]["choices"][0]["finish_reason"] == "abort"
-        assert receipt.tokens == 0
+        assert receipt.state != "blocked" or receipt.tokens == 0
+    return receipt.state
