@@ -2,19 +2,19 @@
 
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 import anyio
 from msgspec import Struct
 
 from nnrp_sched.client.inbox import Inbox, Terminal
+from nnrp_sched.client.outcome import Outcome, outcome_of
 from nnrp_sched.client.trace import SpanReference
-from nnrp_sched.errors import ConnectionLost, NnrpSchedError, ProfileStreamError, ReaderTooSlow
+from nnrp_sched.errors import NnrpSchedError, ProfileStreamError, ReaderTooSlow
 from nnrp_sched.profile import (
     Cancelled,
     Completed,
     Error,
-    ErrorObject,
     Event,
     OutputTextDelta,
     ToolCallGrammar,
@@ -22,25 +22,6 @@ from nnrp_sched.profile import (
     decode_event,
 )
 from nnrp_sched.profile.scheduling import Reprioritized
-from nnrp_sched.wire import DropReason, OperationFailed, ResultDropped, ResultReceived
-
-Status = Literal["completed", "error", "cancelled", "dropped"]
-
-
-class Outcome(Struct, frozen=True):
-    """How a chat ended, whatever message said so (wire digest 6, 4 and 5)."""
-
-    status: Status
-    text: str
-    """The output text of choice 0 as far as it came, also when the chat was cut short."""
-    body: dict[str, Any] | None = None
-    """The chat.completion, when completed with one."""
-    usage: dict[str, Any] | None = None
-    """The token counts, when the server sent them."""
-    error: ErrorObject | None = None
-    """What went wrong, with status `error`."""
-    reason: str | None = None
-    """Why, with status `cancelled` or `dropped`."""
 
 
 class Submission(Struct, frozen=True):
@@ -270,48 +251,5 @@ class Chat:
         """Set the outcome; the terminal document's event when there is one."""
         if inbox.overflowed:
             raise ReaderTooSlow("events came faster than they were read; the chat was cancelled")
-        text = "".join(self._text)
-        match terminal:
-            case NnrpSchedError():
-                raise terminal
-            case ResultDropped(reason=reason, diagnostic=diagnostic):
-                cancelled = reason in (None, DropReason.PEER_CANCELLED)
-                status: Status = "cancelled" if cancelled else "dropped"
-                why = diagnostic or (reason.name.lower() if reason is not None else "dropped")
-                self._outcome = Outcome(status, text=text, usage=self._usage, reason=why)
-                return None
-            case OperationFailed(code=code, diagnostic=diagnostic):
-                raise ConnectionLost(f"the server failed the operation: {diagnostic} (code {code})")
-            case ResultReceived():
-                return self._end_with_result(terminal, text)
-
-    def _end_with_result(self, result: ResultReceived, text: str) -> Event | None:
-        if result.fault is not None:
-            raise ProfileStreamError(result.fault)
-        if result.document is None:
-            self._outcome = Outcome("completed", text=text, usage=self._usage)
-            return None
-        event = decode_event(result.document)
-        match event:
-            case Completed(body=body):
-                self._outcome = Outcome(
-                    "completed",
-                    text=text or _text_of(body),
-                    body=body,
-                    usage=self._usage or body.get("usage"),
-                )
-            case Error(error=error):
-                self._outcome = Outcome("error", text=text, usage=self._usage, error=error)
-            case Cancelled(reason=reason):
-                self._outcome = Outcome("cancelled", text=text, usage=self._usage, reason=reason)
-            case _:
-                raise ProfileStreamError(f"{type(event).__name__} cannot end an operation")
+        self._outcome, event = outcome_of(terminal, "".join(self._text), self._usage)
         return event
-
-
-def _text_of(body: dict[str, Any]) -> str:
-    """The text of choice 0 of a chat.completion; empty when it has none."""
-    try:
-        return str(body["choices"][0]["message"]["content"] or "")
-    except (KeyError, IndexError, TypeError):
-        return ""

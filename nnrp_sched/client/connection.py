@@ -9,14 +9,7 @@ import anyio
 
 from nnrp_sched.client.session import Session
 from nnrp_sched.errors import ConnectionLost, PeerUnreachable, SessionRejected
-from nnrp_sched.transport import (
-    Carrier,
-    Endpoint,
-    Outbox,
-    background_tasks,
-    connect_carrier,
-    parse_endpoint,
-)
+from nnrp_sched.transport import Carrier, Outbox
 from nnrp_sched.wire import (
     ClientConnection,
     ClientEvent,
@@ -266,42 +259,3 @@ class Connection:
 
     def _on_failed(self, event: ConnectionFailed) -> None:
         self._lose(ConnectionLost(f"the connection broke: {event.error}"))
-
-
-@asynccontextmanager
-async def connect(
-    endpoint: str | Endpoint,
-    *,
-    seconds: float = 10.0,
-    limits: Limits | None = None,
-) -> AsyncGenerator[Connection, None]:
-    """Connect to an NNRP server for the time of the block.
-
-    `endpoint` is an address such as `nnrp://127.0.0.1:7437` or `unix:///run/nnrp.sock`; `seconds`
-    bounds the connect and the hello, each. Raises `EndpointError` and `PeerUnreachable`.
-    """
-    target = parse_endpoint(endpoint) if isinstance(endpoint, str) else endpoint
-    carrier: Carrier | None = None
-    with anyio.move_on_after(seconds):
-        carrier = await connect_carrier(target)
-    if carrier is None:
-        raise PeerUnreachable(f"no connection to {target} in {seconds:g} s")
-    async with over_carrier(carrier, seconds=seconds, limits=limits) as connection:
-        yield connection
-
-
-@asynccontextmanager
-async def over_carrier(
-    carrier: Carrier, *, seconds: float = 10.0, limits: Limits | None = None
-) -> AsyncGenerator[Connection, None]:
-    """Like `connect`, over a carrier that is already open; closes it at the end."""
-    connection = Connection(carrier, limits=limits or Limits())
-    async with background_tasks() as tasks:
-        tasks.start_soon(connection.write)
-        tasks.start_soon(connection.read)
-        try:
-            await connection.say_hello(seconds)
-            yield connection
-        finally:
-            with anyio.CancelScope(shield=True):
-                await connection.aclose()

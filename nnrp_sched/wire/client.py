@@ -3,7 +3,7 @@
 from nnrp_sched.errors import LocalProtocolError
 from nnrp_sched.wire.client_sessions import ClientSessions
 from nnrp_sched.wire.codec import encode_packet
-from nnrp_sched.wire.connection import ConnectionPhase
+from nnrp_sched.wire.connection_state import ConnectionPhase
 from nnrp_sched.wire.enums import (
     CancelFlag,
     CancelReason,

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from nnrp_sched.errors import RemoteProtocolError
 from nnrp_sched.wire.client_operations import ClientOperations
-from nnrp_sched.wire.connection import ConnectionMachine, ConnectionPhase, metadata_of
+from nnrp_sched.wire.connection import ConnectionMachine, metadata_of
+from nnrp_sched.wire.connection_state import ConnectionPhase
 from nnrp_sched.wire.enums import CloseStatus, ErrorCode, ErrorScope, MessageType, SessionStatus
 from nnrp_sched.wire.events import (
     HelloAcknowledged,

@@ -4,7 +4,7 @@ import struct
 
 from nnrp_sched.errors import LocalProtocolError
 from nnrp_sched.wire.codec import HEADER_BYTES, PACKET_CEILING, PREFIX, encode_packet
-from nnrp_sched.wire.connection import ConnectionPhase
+from nnrp_sched.wire.connection_state import ConnectionPhase
 from nnrp_sched.wire.enums import (
     CloseStatus,
     DropFlag,

@@ -6,11 +6,8 @@ from typing import ClassVar
 
 from nnrp_sched.errors import RemoteProtocolError
 from nnrp_sched.wire.codec import encode_packet
-from nnrp_sched.wire.connection import (
-    ConnectionMachine,
-    ConnectionPhase,
-    metadata_of,
-)
+from nnrp_sched.wire.connection import ConnectionMachine, metadata_of
+from nnrp_sched.wire.connection_state import ConnectionPhase
 from nnrp_sched.wire.enums import (
     ErrorCode,
     ErrorScope,

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from nnrp_sched.client import Chat, Connection, Outcome, Session
-from nnrp_sched.client.connection import over_carrier
+from nnrp_sched.client.connect import over_carrier
 from nnrp_sched.errors import (
     ConnectionLost,
     PeerUnreachable,

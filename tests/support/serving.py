@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import anyio
 
 from nnrp_sched.client import Connection, Session
-from nnrp_sched.client.connection import over_carrier
+from nnrp_sched.client.connect import over_carrier
 from nnrp_sched.engine.port import Engine
 from nnrp_sched.engine.scripted import ScriptedEngine
 from nnrp_sched.observe.observers import Observer
