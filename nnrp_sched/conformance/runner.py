@@ -1,0 +1,77 @@
+"""Runs the cases of a plan, each on a connection of its own."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from nnrp_sched.conformance.capability import SCRIPTED
+from nnrp_sched.conformance.case_run import run_case
+from nnrp_sched.conformance.judge import judge
+from nnrp_sched.conformance.peer import connected
+from nnrp_sched.conformance.recipe import Case
+from nnrp_sched.conformance.seen import Seen
+from nnrp_sched.errors import ConnectionLost, PeerUnreachable
+from nnrp_sched.transport import Endpoint
+
+_FIXTURE_MODELS: Final = frozenset({"backend-error"})
+"""Models that only exist to fail; a real engine has none of that name."""
+
+
+class Targets(Struct, frozen=True):
+    """Where the cases run."""
+
+    endpoint: Endpoint
+    fixture: Endpoint
+    """A scripted server, for what only that can be made to do; it may be the same."""
+    models: tuple[str, ...] = ()
+    """The models of the endpoint, when it is known."""
+
+    def of(self, case: Case) -> Endpoint:
+        """Where this case runs."""
+        model = case.request.body.get("model")
+        scripted = SCRIPTED in case.required_capabilities
+        fails = model in _FIXTURE_MODELS and model not in self.models
+        return self.fixture if scripted or fails else self.endpoint
+
+
+class CaseResult(Struct, frozen=True):
+    """One case, run."""
+
+    case: Case
+    outcome: Literal["passed", "failed"]
+    seen: Seen
+    reasons: list[str]
+    """Why it failed."""
+    target: str
+    """The address it ran on."""
+
+
+async def run_cases(
+    cases: Sequence[Case],
+    targets: Targets,
+    *,
+    seconds: float = 60.0,
+    told: Callable[[CaseResult], None] = lambda _: None,
+) -> list[CaseResult]:
+    """Run cases one after the other; `told` hears of each as it ends.
+
+    Each wait for the server ends after `seconds`. A case that cannot be run has failed.
+    """
+    results: list[CaseResult] = []
+    for case in cases:
+        target = targets.of(case)
+        started = time.monotonic()
+        seen = Seen()
+        try:
+            async with connected(target, seconds) as peer:
+                await run_case(case, peer, seen, seconds)
+        except (ConnectionLost, PeerUnreachable) as error:
+            seen.faults.append(str(error))
+        seen.milliseconds = round((time.monotonic() - started) * 1000, 1)
+        reasons = judge(case.expect, seen)
+        outcome: Literal["passed", "failed"] = "failed" if reasons else "passed"
+        results.append(CaseResult(case, outcome, seen, reasons, str(target)))
+        told(results[-1])
+    return results
