@@ -1,0 +1,114 @@
+"""nnrp-py, the ecosystem's Python SDK, as a peer.
+
+Its package has no type information, so all of it is `Any` here. What its release
+1.0.0rc4.post20 does wrong, and how these tests live with it:
+
+1. A pending receive holds the session's lock, and every send waits for it: receives here are
+   slices of a few milliseconds.
+2. Its receives are blocking calls in threads of asyncio's small default executor: no more than a
+   handful of sessions at once, each polled by one task.
+3. An auto session id is recycled by its server and then refused by its own client: ids are random.
+4. `session.close()` waits 30 seconds for a peer that does not acknowledge.
+5. A frame for an unknown session, or a PING, ends its connection or session: none is ever sent.
+6. After FRAME_CANCEL, and for a CANCEL that crossed the terminal, its poll raises the error that
+   also stands for a lost connection (3/4/105): such a poll is repeated once.
+7. After a CANCEL its server can send RESULT_DROP_REASON only, never a document.
+8. It enforces neither credit nor the in-flight limit.
+9. Closing its server raises NativeInvalidHandleError when a client has just left: passed over.
+10. Its client's and server's `close` with an operation in flight wait for that operation.
+"""
+
+import asyncio
+import json
+import random
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, Final
+
+MODULES: Final = (
+    "nnrp",
+    "nnrp.client",
+    "nnrp.client.native",
+    "nnrp.core",
+    "nnrp.runtime.types",
+    "nnrp.server",
+)
+SLICE_MS: Final = 5
+"""How long one receive may hold a session's lock."""
+
+
+def _names() -> SimpleNamespace:
+    found: dict[str, Any] = {}
+    for module in map(import_module, MODULES):
+        for name, value in vars(module).items():
+            if not name.startswith("_"):
+                found.setdefault(name, value)
+    return SimpleNamespace(**found)
+
+
+SDK: Final[Any] = _names()
+
+
+def policy(kind: str) -> Any:
+    """The transport policy that forces a carrier."""
+    return {
+        "tcp": SDK.TransportPolicy.FORCE_TCP,
+        "ipc": SDK.TransportPolicy.FORCE_IPC,
+        "websocket": SDK.TransportPolicy.FORCE_WEBSOCKET,
+        "quic": SDK.TransportPolicy.FORCE_QUIC,
+    }[kind]
+
+
+def random_session_id() -> int:
+    """A session id that nobody has."""
+    return random.randrange(1, 2**32)
+
+
+def submit_request(operation: int, frame: int, envelope: object, trace_id: int = 0) -> Any:
+    """FRAME_SUBMIT of one envelope, as the profile wants it."""
+    frames = (
+        SDK.TypedPayloadInputFrame(
+            profile_id=0,
+            payload_kind=SDK.PayloadKind.STRUCTURED_EVENT,
+            payload=json.dumps(envelope).encode(),
+            stream_semantics=SDK.StreamSemantics.SNAPSHOT,
+        ),
+    )
+    identity = SDK.SubmitIdentity(operation, frame, SDK.SubmitHeaderContext(trace_id=trace_id))
+    return SDK.SubmitRequest.typed_payload(
+        SDK.TypedPayloadSubmitInput(identity, SDK.SubmitPolicy(), frames)
+    )
+
+
+def result_packet(document: object, status: int = 200) -> tuple[Any, bytes]:
+    """Metadata and body of a RESULT_PUSH with one document."""
+    frame = SDK.build_typed_payload_frame(
+        SDK.PayloadKind.STRUCTURED_EVENT,
+        json.dumps(document).encode(),
+        profile_id=0,
+        stream_semantics=SDK.StreamSemantics.SNAPSHOT,
+    )
+    packet = SDK.build_result_push_typed_payload_packet(
+        session_id=0, frame_id=0, status_code=status, active_profile_id=0, frames=[frame]
+    )
+    return SDK.ResultPushMetadata.unpack(bytes(packet.metadata)), bytes(packet.body)
+
+
+def document_of(body: bytes) -> Any:
+    """The one JSON document of a typed body, read by the SDK."""
+    view = SDK.unpack_body(body)
+    (frame,) = SDK.unpack_typed_payload_frames(
+        view.typed_payload_descriptor_region,
+        view.typed_payload_frame_region,
+        payload_kind_bitmap=SDK.PayloadKind.STRUCTURED_EVENT,
+    )
+    return json.loads(bytes(frame.payload))
+
+
+async def poll(session: Any) -> Any:
+    """The session's next event; None when a slice passed without one."""
+    try:
+        events = await asyncio.to_thread(session.poll_events, max_events=1, timeout_ms=SLICE_MS)
+    except SDK.NativeWouldBlockError:
+        return None
+    return events[0] if events else None
