@@ -7,10 +7,12 @@ from typing import Any
 
 import anyio
 
+from nnrp_sched.client.advice import Advice
 from nnrp_sched.client.session import Session
 from nnrp_sched.errors import ConnectionLost, PeerUnreachable, SessionRejected
 from nnrp_sched.transport import Carrier, Outbox
 from nnrp_sched.wire import (
+    CapabilitiesAgreed,
     ClientConnection,
     ClientEvent,
     ConnectionCloseReceived,
@@ -60,6 +62,7 @@ class Connection:
         self._openings: deque[_Opening] = deque()
         self._sessions: dict[int, Session] = {}
         self._closing: dict[int, anyio.Event] = {}
+        self._advice = Advice(self._sessions_of)
         self._lost: ConnectionLost | None = None
         self._deaf = False
         """Set once nothing is read any more."""
@@ -74,7 +77,8 @@ class Connection:
             OperationFailed: self._on_terminal,
             SessionFailed: self._on_session_failed,
             SessionClosed: self._on_session_closed,
-            ControlReceived: self._on_control,
+            ControlReceived: self._advice.take,
+            CapabilitiesAgreed: self._on_agreement,
             ConnectionCloseReceived: self._on_close,
             ConnectionFailed: self._on_failed,
         }
@@ -224,6 +228,13 @@ class Connection:
         rejected = SessionRejected(message, code=event.ack.session_error_code)
         self._openings.popleft().set(rejected)
 
+    def _sessions_of(self, session_id: int) -> list[Session]:
+        """The sessions a message is about: all of them for the connection's id."""
+        if not session_id:
+            return list(self._sessions.values())
+        session = self._sessions.get(session_id)
+        return [session] if session is not None else []
+
     def _on_partial(self, event: PartialReceived) -> None:
         session = self._sessions.get(event.session_id)
         if session is not None:
@@ -245,14 +256,17 @@ class Connection:
 
     def _end_session(self, session_id: int, error: ConnectionLost) -> None:
         session = self._sessions.pop(session_id, None)
+        self._advice.forget(session_id)
         if session is not None:
             session.lose(error)
         closed = self._closing.get(session_id)
         if closed is not None:
             closed.set()
 
-    def _on_control(self, _event: ControlReceived) -> None:
-        """Advice of the server that this client takes no action on (wire digest 6)."""
+    def _on_agreement(self, event: CapabilitiesAgreed) -> None:
+        session = self._sessions.get(event.session_id)
+        if session is not None:
+            session.agree(event.tokens)
 
     def _on_close(self, event: ConnectionCloseReceived) -> None:
         self._lose(ConnectionLost(f"the server closed the connection: {event.diagnostic}"))

@@ -26,16 +26,18 @@ class Outcome(Struct, frozen=True):
     """What went wrong, with status `error`."""
     reason: str | None = None
     """Why, with status `cancelled` or `dropped`."""
+    retry_after_ms: int | None = None
+    """When another try may succeed, where a busy server told with status `error`."""
 
 
 def outcome_of(
-    terminal: Terminal, text: str, usage: dict[str, Any] | None
+    terminal: Terminal, text: str, usage: dict[str, Any] | None, retry_after_ms: int | None = None
 ) -> tuple[Outcome, Event | None]:
     """The outcome that a terminal stands for, and its document's event when there is one.
 
-    `text` and `usage` are what came before it. Raises what ended the session or the connection,
-    `ConnectionLost` for an operation that the server failed, and `ProfileStreamError` for a
-    document that cannot end an operation.
+    `text`, `usage` and `retry_after_ms` are what came before it. Raises what ended the session or
+    the connection, `ConnectionLost` for an operation that the server failed, and
+    `ProfileStreamError` for a document that cannot end an operation.
     """
     match terminal:
         case NnrpSchedError():
@@ -48,11 +50,14 @@ def outcome_of(
         case OperationFailed(code=code, diagnostic=diagnostic):
             raise ConnectionLost(f"the server failed the operation: {diagnostic} (code {code})")
         case ResultReceived():
-            return _of_result(terminal, text, usage)
+            return _of_result(terminal, text, usage, retry_after_ms)
 
 
 def _of_result(
-    result: ResultReceived, text: str, usage: dict[str, Any] | None
+    result: ResultReceived,
+    text: str,
+    usage: dict[str, Any] | None,
+    retry_after_ms: int | None,
 ) -> tuple[Outcome, Event | None]:
     if result.fault is not None:
         raise ProfileStreamError(result.fault)
@@ -65,7 +70,9 @@ def _of_result(
             whole = text or _text_of(body)
             return Outcome("completed", text=whole, body=body, usage=counts), event
         case Error(error=error):
-            return Outcome("error", text=text, usage=usage, error=error), event
+            return Outcome(
+                "error", text=text, usage=usage, error=error, retry_after_ms=retry_after_ms
+            ), event
         case Cancelled(reason=reason):
             return Outcome("cancelled", text=text, usage=usage, reason=reason), event
         case _:

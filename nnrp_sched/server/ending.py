@@ -7,7 +7,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from nnrp_sched.wire import DropReason
+from nnrp_sched.wire import DropReason, MessageType
 
 
 class Ending(Enum):
@@ -21,6 +21,16 @@ class Ending(Enum):
     """A control request asked for it: operation.abort or program.cancel."""
     TIMEOUT = "timeout"
     """`nnrp.timeout_ms` is over."""
+    DEADLINE = "deadline"
+    """DEADLINE is over."""
+    EXPIRED = "expire_at"
+    """EXPIRE_AT is over."""
+    SUPERSEDED = "supersede"
+    """SUPERSEDE from the peer: a newer operation takes its place."""
+    BUDGET = "budget"
+    """The token budget is spent: the operation ends with what was produced."""
+    SLOW_READER = "slow_reader"
+    """The peer reads too slowly for what the operation has to say."""
     SHUTDOWN = "shutdown"
     """The server stops and the operation outlived the drain."""
     DRAIN = "drain"
@@ -64,12 +74,23 @@ TERMINALS: dict[Ending, Terminal] = {
     Ending.ABORT: Dropped(DropReason.PEER_CANCELLED, "peer_abort"),
     Ending.REQUESTED: Cancelled("abort_requested"),
     Ending.TIMEOUT: Failed("request_timeout", "the request outlived its nnrp.timeout_ms"),
+    Ending.DEADLINE: Dropped(DropReason.DEADLINE_EXPIRED, "deadline_expired"),
+    Ending.EXPIRED: Dropped(DropReason.DEADLINE_EXPIRED, "deadline_expired"),
+    Ending.SUPERSEDED: Dropped(DropReason.SUPERSEDED, "superseded"),
+    Ending.BUDGET: Dropped(DropReason.BUDGET, "budget_exceeded"),
+    Ending.SLOW_READER: Dropped(DropReason.BACKPRESSURE, "reader_too_slow"),
     Ending.SHUTDOWN: Dropped(DropReason.TRANSPORT_CLOSED, "server_shutdown"),
     Ending.DRAIN: Dropped(DropReason.DEADLINE_EXPIRED, "session_drain_timeout"),
     Ending.CLOSING: Cancelled("session_closing"),
     Ending.SESSION: Silent(),
     Ending.LOST: Silent(),
 }
+
+TIME_LIMITS = {
+    MessageType.DEADLINE: Ending.DEADLINE,
+    MessageType.EXPIRE_AT: Ending.EXPIRED,
+}
+"""What ends an operation when the time of a message is over."""
 
 OVERRIDING = frozenset({Ending.SESSION, Ending.LOST})
 """Endings that take away what would have carried another ending's message."""

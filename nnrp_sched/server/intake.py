@@ -1,5 +1,6 @@
 """From a submitted document to an operation that is ready to run."""
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from nnrp_sched.server.operation import Operation
 from nnrp_sched.server.principal import Principal, operation_name
 from nnrp_sched.server.priority import submit_priority
 from nnrp_sched.server.terminal import OperationChannel
+from nnrp_sched.server.time_limits import TimeLimits
 from nnrp_sched.server.trace import OperationTrace
 from nnrp_sched.wire import SubmitReceived, TraceContext
 
@@ -39,8 +41,13 @@ class LiveOperation(Protocol):
         """Whether it ends only when told to."""
         ...
 
-    def stop(self, ending: Ending) -> None:
-        """End it; its terminal follows."""
+    @property
+    def times(self) -> TimeLimits:
+        """When it has to end."""
+        ...
+
+    def stop(self, ending: Ending, diagnostic: str = "") -> None:
+        """End it; its terminal follows. A drop says `diagnostic` instead of its usual words."""
         ...
 
     def take_trace(self, context: TraceContext) -> None:
@@ -68,6 +75,8 @@ class Shared(Struct, frozen=True):
     admission: Admission
     directory: Directory
     observers: Observers = Observers()
+    wall_clock: Callable[[], float] = time.time
+    """Seconds since 1970, as DEADLINE and EXPIRE_AT count."""
 
 
 class Intake:

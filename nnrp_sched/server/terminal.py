@@ -6,8 +6,9 @@ from typing import Protocol
 from nnrp_sched.errors import LocalProtocolError, ProfileError
 from nnrp_sched.profile import Cancelled as CancelledEvent
 from nnrp_sched.profile import Completed, encode_event, error_document, profile_error
+from nnrp_sched.server.budget import spent
 from nnrp_sched.server.ending import TERMINALS, Cancelled, Dropped, Ending, Failed, Silent
-from nnrp_sched.wire import DropReason
+from nnrp_sched.wire import DropReason, ProgressStage
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +18,9 @@ Verdict = Completed | ProfileError | Cancelled | Dropped | Silent
 FAULT = "the server failed while serving this request"
 """What a peer is told of a fault in our code or the engine's; the log has the rest."""
 
+_OVERLOADED = frozenset({"backend_overload", "scheduler_rejected", "adapter_operation_limit"})
+"""Errors that another try later may not meet (profile, section 10)."""
+
 _STATUS_OK = 200
 _STATUS_CANCELLED = 499
 
@@ -25,16 +29,37 @@ class OperationChannel(Protocol):
     """How an operation talks to its peer; the connection binds it to a session and a frame."""
 
     @property
-    def full(self) -> bool:
-        """Whether the peer reads too slowly for more events now."""
+    def waiting(self) -> bool:
+        """Whether events wait for the peer."""
         ...
 
-    async def room(self) -> None:
-        """Wait until the peer has read enough."""
+    @property
+    def full(self) -> bool:
+        """Whether as many wait as may; `room` is to be awaited before more are sent."""
+        ...
+
+    async def room(self) -> bool:
+        """Wait until half of the queue is free; False when the peer reads too slowly for that."""
+        ...
+
+    async def flushed(self) -> bool:
+        """Wait until nothing waits; False when the peer reads too slowly for that."""
+        ...
+
+    def discard(self) -> None:
+        """Forget the events that wait."""
         ...
 
     def send_partial(self, document: bytes) -> None:
         """Send one event."""
+        ...
+
+    def send_progress(self, stage: ProgressStage) -> None:
+        """Tell how far the operation is, to who negotiated it."""
+        ...
+
+    def send_overload(self, diagnostic: str) -> None:
+        """Say that the server is too busy, before the terminal that refuses."""
         ...
 
     def send_terminal(self, document: bytes, status_code: int) -> None:
@@ -46,11 +71,19 @@ class OperationChannel(Protocol):
         ...
 
 
-def verdict(outcome: Verdict, ending: Ending | None) -> Verdict:
-    """What ends an operation: an ending from outside beats the outcome of its work."""
+def verdict(outcome: Verdict, ending: Ending | None, diagnostic: str = "") -> Verdict:
+    """What ends an operation: an ending from outside beats the outcome of its work.
+
+    Only a spent budget leaves the answer as far as it came. `diagnostic` is what a drop says
+    instead of its usual words.
+    """
     if ending is None:
         return outcome
+    if ending is Ending.BUDGET and isinstance(outcome, Completed):
+        return spent(outcome)
     terminal = TERMINALS[ending]
+    if isinstance(terminal, Dropped) and diagnostic:
+        return Dropped(terminal.reason, diagnostic)
     if isinstance(terminal, Failed):
         return profile_error(terminal.code, terminal.message)
     return terminal
@@ -77,6 +110,8 @@ def _send(channel: OperationChannel, final: Verdict) -> None:
         case Completed() as completed:
             channel.send_terminal(encode_event(completed), _STATUS_OK)
         case ProfileError() as failure:
+            if failure.code in _OVERLOADED:
+                channel.send_overload(failure.message)
             channel.send_terminal(encode_event(error_document(failure)), failure.status)
         case Cancelled(reason):
             channel.send_terminal(encode_event(CancelledEvent(reason=reason)), _STATUS_CANCELLED)

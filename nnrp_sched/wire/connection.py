@@ -126,12 +126,11 @@ class ConnectionMachine(ConnectionState):
 
     def _on_probe(self, packet: Packet) -> None:
         probe = metadata_of(packet, TransportProbe)
-        now = self._clock_us() if self._clock_us is not None else 0
         self._reply(
             encode_packet(
                 Packet(
                     MessageType.TRANSPORT_PROBE_ACK,
-                    TransportProbeAck(probe_id=probe.probe_id, server_ts_us=now),
+                    TransportProbeAck(probe_id=probe.probe_id, server_ts_us=self._now_us()),
                 )
             )
         )

@@ -1,4 +1,4 @@
-"""What a connection machine keeps, and how it ends: the part that both roles and all messages share."""
+"""What a connection machine keeps and how it ends: what both roles and all messages share."""
 
 from collections.abc import Callable
 from enum import Enum, auto
@@ -56,6 +56,9 @@ class ConnectionState:
     def session_ids(self) -> tuple[int, ...]:
         """The sessions that are open or closing."""
         return tuple(self._sessions)
+
+    def _now_us(self) -> int:
+        return self._clock_us() if self._clock_us is not None else 0
 
     def in_flight(self, session_id: int, frame_id: int) -> bool:
         """Whether a frame has no terminal yet and its connection lives.

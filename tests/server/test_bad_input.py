@@ -13,8 +13,10 @@ from nnrp_sched.wire import (
     Capability,
     ErrorCode,
     FrameSubmit,
+    HintFlag,
     MessageType,
     Packet,
+    RouteHint,
     Scheduling,
     SessionFailed,
     encode_document,
@@ -257,8 +259,24 @@ def faulty_submit(session_id: int) -> bytes:
     return submit_packet(session_id=session_id, frame_id=1, operation_id=7, document=b"junk")
 
 
+def unsupported(session_id: int, frame_id: int) -> bytes:
+    """A request that the server refuses as unsupported: to run on a certain route."""
+    must_honor = RouteHint(
+        operation_id=1001,
+        route_id=3,
+        executor_class=0,
+        affinity_class=0,
+        deadline_unix_ms=0,
+        body_bytes=0,
+        flags=HintFlag.MUST_HONOR,
+    )
+    return encode_packet(
+        Packet(MessageType.ROUTE_HINT, must_honor, session_id=session_id, frame_id=frame_id)
+    )
+
+
 def negotiation(session_id: int) -> bytes:
-    """A request that the server refuses as unsupported."""
+    """A request that the server answers, of a form that accepts nothing."""
     return encode_packet(
         Packet(MessageType.CAPABILITY_NEGOTIATION, NO_CAPABILITY, session_id=session_id)
     )
@@ -313,8 +331,8 @@ async def test_requests_the_server_does_not_offer_are_answered_as_unsupported() 
         peer = RawPeer(served.dial())
         session_id = await peer.open()
         frame_id = await peer.submit(session_id, script(text="x", hold=True) | {"stream": True})
-        await peer.send(negotiation(session_id))
+        await peer.send(unsupported(session_id, frame_id))
         await peer.send(peer.wire.cancel(session_id, frame_id))
         await peer.result(frame_id)
         refused = [p for p in peer.packets if p.message_type is MessageType.ERROR_RECOVERABLE]
-        assert [packet.body for packet in refused] == [b"capability_negotiation_unsupported"]
+        assert [packet.body for packet in refused] == [b"route_hint_unsupported"]
