@@ -170,9 +170,9 @@ class Connection:
         """Write what sessions want to send."""
         await self._outbox.run()
 
-    async def say_hello(self, seconds: float) -> None:
+    async def say_hello(self, seconds: float, token: bytes | None = None) -> None:
         """Send CLIENT_HELLO and wait for its answer; raises `PeerUnreachable`."""
-        self._outbox.put(self._wire.hello())
+        self._outbox.put(self._wire.hello(token or b""))
         with anyio.move_on_after(seconds):
             await self._hello.wait()
         if self._lost is not None:

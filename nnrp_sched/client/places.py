@@ -72,6 +72,11 @@ class Places:
         self._wake()
 
     @property
+    def paused(self) -> bool:
+        """Whether nothing starts for now, by the server's word."""
+        return self._closed
+
+    @property
     def _has_room(self) -> bool:
         return not self._closed and self._taken < self._capacity
 

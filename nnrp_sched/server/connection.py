@@ -22,6 +22,7 @@ from nnrp_sched.server.session import Session
 from nnrp_sched.server.terminal import send_verdict
 from nnrp_sched.transport import Carrier, Outbox
 from nnrp_sched.wire import (
+    Authentication,
     CancelReceived,
     CapabilitiesAgreed,
     ConnectionCloseReceived,
@@ -68,6 +69,7 @@ class Connection:
                 max_in_flight=limits.max_in_flight,
             ),
             offers=offered(shared.engine.description),
+            authentication=Authentication(shared.token, carrier.authenticated),
             clock_us=lambda: int(shared.wall_clock() * 1e6),
         )
         self._sessions: dict[int, Session] = {}

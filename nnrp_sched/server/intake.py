@@ -77,6 +77,8 @@ class Shared(Struct, frozen=True):
     observers: Observers = Observers()
     wall_clock: Callable[[], float] = time.time
     """Seconds since 1970, as DEADLINE and EXPIRE_AT count."""
+    token: bytes | None = None
+    """What a client has to say, unless its carrier has made sure of it."""
 
 
 class Intake:
