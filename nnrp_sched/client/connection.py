@@ -18,6 +18,7 @@ from nnrp_sched.wire import (
     ConnectionCloseReceived,
     ConnectionFailed,
     ControlReceived,
+    ErrorCode,
     HelloAcknowledged,
     InFlightPolicy,
     Limits,
@@ -66,6 +67,8 @@ class Connection:
         self._lost: ConnectionLost | None = None
         self._deaf = False
         """Set once nothing is read any more."""
+        self._refused = False
+        """Whether the server has said why it does not want us, so that it is one."""
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Reply: self._on_reply,
             HelloAcknowledged: self._on_hello,
@@ -151,7 +154,8 @@ class Connection:
             await self._carrier.deliver(self._take)
             if not self._wire.closed:
                 self._handle(self._wire.receive_end())
-            self._lose(ConnectionLost("the server closed the connection"))
+            why = f": {self._carrier.problem}" if self._carrier.problem else ""
+            self._lose(ConnectionLost(f"the server closed the connection{why}"))
         finally:
             # Also when it was cancelled together with the block: no answer comes any more.
             self._deaf = True
@@ -176,8 +180,9 @@ class Connection:
         with anyio.move_on_after(seconds):
             await self._hello.wait()
         if self._lost is not None:
+            doubt = "" if self._refused else f"; {_IS_IT_NNRP}"
             raise PeerUnreachable(
-                f"the peer ended the connection at the hello: {self._lost}; {_IS_IT_NNRP}"
+                f"the peer ended the connection at the hello: {self._lost}{doubt}"
             )
         if not self._hello.is_set():
             raise PeerUnreachable(
@@ -272,4 +277,5 @@ class Connection:
         self._lose(ConnectionLost(f"the server closed the connection: {event.diagnostic}"))
 
     def _on_failed(self, event: ConnectionFailed) -> None:
+        self._refused = event.error.code == ErrorCode.AUTH_FAILED
         self._lose(ConnectionLost(f"the connection broke: {event.error}"))

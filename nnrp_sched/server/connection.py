@@ -102,6 +102,11 @@ class Connection:
         return self._outbox.waiting_bytes
 
     @property
+    def queued_bytes(self) -> int:
+        """Bytes of events that wait with their operations, because the others wait already."""
+        return self._queues.size
+
+    @property
     def session_ids(self) -> tuple[int, ...]:
         """The sessions open or closing on this connection."""
         return tuple(self._sessions)

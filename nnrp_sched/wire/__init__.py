@@ -4,6 +4,7 @@
 they take and give, and the codec beneath them.
 """
 
+from nnrp_sched.wire.authentication import Authentication
 from nnrp_sched.wire.capability_tokens import CapabilityToken
 from nnrp_sched.wire.client import ClientConnection
 from nnrp_sched.wire.codec import encode_packet
@@ -93,6 +94,7 @@ from nnrp_sched.wire.session_messages import (
 from nnrp_sched.wire.typed_body import decode_document, encode_document
 
 __all__ = [
+    "Authentication",
     "BudgetChange",
     "BudgetUpdate",
     "CancelReason",

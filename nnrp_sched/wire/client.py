@@ -1,5 +1,7 @@
 """The client's end of a connection."""
 
+import msgspec
+
 from nnrp_sched.errors import LocalProtocolError
 from nnrp_sched.wire.client_control import ClientControl
 from nnrp_sched.wire.codec import encode_packet
@@ -45,13 +47,17 @@ class ClientConnection(ClientControl):
 
     # --- connection and sessions --------------------------------------------------------------
 
-    def hello(self) -> bytes:
-        """CLIENT_HELLO with the SDK's values; once, before anything else (wire digest 2.1)."""
+    def hello(self, token: bytes = b"") -> bytes:
+        """CLIENT_HELLO with the SDK's values; once, before anything else (wire digest 2.1).
+
+        `token` is for a server that wants one.
+        """
         self._check_open()
         if self._said_hello:
             raise LocalProtocolError("the hello was said already", code=ErrorCode.INVALID_STATE)
         self._said_hello = True
-        return encode_packet(Packet(MessageType.CLIENT_HELLO, SDK_HELLO))
+        hello = msgspec.structs.replace(SDK_HELLO, auth_bytes=len(token))
+        return encode_packet(Packet(MessageType.CLIENT_HELLO, hello, token))
 
     def open_session(
         self, *, priority: int = 1, max_in_flight: int = 256, requested_session_id: int = 0

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from nnrp_sched.errors import RemoteProtocolError
+from nnrp_sched.wire.authentication import OPEN, UNKNOWN_PEER_BYTES, Authentication
 from nnrp_sched.wire.capability_tokens import TokenFault, decode_tokens
 from nnrp_sched.wire.codec import encode_packet
 from nnrp_sched.wire.connection import ConnectionMachine, metadata_of
@@ -59,10 +60,14 @@ class ServerSessions(ServerOperations):
         limits: Limits = DEFAULT_LIMITS,
         *,
         offers: Iterable[str] = (),
+        authentication: Authentication = OPEN,
         clock_us: Callable[[], int] | None = None,
     ) -> None:
         """`offers` are the capabilities that a session may negotiate."""
         super().__init__(limits, clock_us=clock_us)
+        self._authentication = authentication
+        if authentication.needed:
+            self._reader.limit(min(limits.max_packet_bytes, UNKNOWN_PEER_BYTES))
         self._offers = frozenset(offers)
         self._credit_epoch = 0
         """Of the last FLOW_UPDATE sent."""
@@ -88,7 +93,12 @@ class ServerSessions(ServerOperations):
         if self._phase is not ConnectionPhase.GREETING:
             raise RemoteProtocolError("a second CLIENT_HELLO", code=ErrorCode.INVALID_STATE)
         hello = metadata_of(packet, ClientHello)
+        fault = self._authentication.fault(packet.body[: hello.auth_bytes])
+        if fault is not None:
+            code, message = fault
+            raise RemoteProtocolError(message, code=code)
         ack = answer_hello(hello, self._limits)
+        self._reader.limit(self._limits.max_packet_bytes)
         self._phase = ConnectionPhase.READY
         self._reply(encode_packet(Packet(MessageType.SERVER_HELLO_ACK, ack)))
         self._events.append(HelloReceived(hello))
