@@ -51,6 +51,11 @@ class FrameChannel(Sender):
         self._queue = OperationQueue()
 
     @property
+    def waiting_bytes(self) -> int:
+        """Bytes of events that wait here."""
+        return self._queue.size
+
+    @property
     def waiting(self) -> bool:
         """Whether events wait here for the peer."""
         return len(self._queue) > 0

@@ -244,12 +244,12 @@ class Operation:
         async with aclosing(self._engine.stream(call)) as chunks:
             async for chunk in chunks:
                 if self._ending not in _GOING_ON:
-                    return Silent()
+                    # The engine has the abort, and ends the call with its receipt on the way.
+                    continue
                 self._send(mapper.chunk(chunk))
                 self.budget.check()
                 if self._channel.full and not await self._channel.room():
                     self.stop(Ending.SLOW_READER)
-                    return Silent()
         if self._ending not in _GOING_ON:
             return Silent()
         *events, completed = mapper.finish()

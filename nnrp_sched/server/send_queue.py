@@ -61,6 +61,11 @@ class OperationQueue:
 class Sender:
     """Something with events that wait."""
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of its events that wait."""
+        raise NotImplementedError
+
     def send_next(self) -> bool:
         """Hand the oldest one to the outbox; whether more wait."""
         raise NotImplementedError
@@ -76,6 +81,11 @@ class SendQueues:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def size(self) -> int:
+        """Bytes that wait with all of them."""
+        return sum(sender.waiting_bytes for sender in self._waiting)
 
     def add(self, sender: Sender) -> None:
         """A sender has events waiting; adding it again changes nothing."""
