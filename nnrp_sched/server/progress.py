@@ -39,11 +39,11 @@ class Progress:
         stage = _STAGES.get(state)
         if stage is None:
             return
+        if self._producing and state != "preempted":
+            return  # Old news: output came already.
         if stage is ProgressStage.EXECUTING and not self._admitted:
             self._admitted = True
             self._go(ProgressStage.ADMITTED)
-        if stage is ProgressStage.EXECUTING and self._producing:
-            return  # Old news: output came already.
         self._producing = False
         self._go(stage)
 

@@ -110,6 +110,9 @@ class Ledger:
         part.first_token = at
         if part.finished is None:
             part.state, part.position = "running", None
+            known = self._parts.get(internal_id)
+            if known is not None:
+                known[1].tell()
 
     def end_part(self, internal_id: str, reason: str, at: float, tokens: int | None = None) -> None:
         """A part ended, by the frontend's word: no output of it comes any more."""
@@ -136,7 +139,7 @@ class Ledger:
         known = self._parts.get(internal_id)
         if known is None:
             return
-        part, _ = known
+        part, entry = known
         if kind == "finished":
             # Its last output, which may be its first, can still be on its way.
             reason = _REASONS.get(str(extra.get("status")), "error")
@@ -153,6 +156,7 @@ class Ledger:
             part.state = _STATES[kind]
             if kind in _STARTED:
                 part.position = None
+            entry.tell()
 
     def engine_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """The scheduler's present view of parts (`nnrp_state`), by internal id."""
@@ -170,6 +174,7 @@ class Ledger:
             part.engine_tokens = max(part.engine_tokens, state.get("tokens") or 0)
             part.queued = part.queued or _from_ns(state.get("queued_ns"))
             part.scheduled = part.scheduled or _from_ns(state.get("scheduled_ns"))
+            known[1].tell()
 
     def engine_died(self, reason: str, at: float) -> None:
         """The engine is gone, and everything live with it."""

@@ -89,6 +89,17 @@ class Entry(Struct, eq=False):
     reason: str | None = None
     receipt: AbortReceipt | None = None
     """What the abort of it did, if there was one."""
+    moved: Callable[[RequestState], None] | None = None
+    """Told where it stands whenever the scheduler moved it; must not raise."""
+    told: RequestState | None = None
+    """The last state that `moved` was told."""
+
+    def tell(self) -> None:
+        """Tell where it stands, if that is news and it has not ended."""
+        state = self.state
+        if self.moved is not None and state != self.told and self.finished is None:
+            self.told = state
+            self.moved(state)
 
     @property
     def state(self) -> RequestState:

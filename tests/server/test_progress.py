@@ -45,7 +45,7 @@ def stages(*moves: RequestState | None) -> list[ProgressStage]:
         (("blocked",), [S.INPUT_RECEIVED, S.WAITING_DEPENDENCY]),
         (("admitting", "finished", "unknown"), [S.INPUT_RECEIVED]),
         # News that come late tell nothing: output is there already.
-        ((None, "running"), [S.INPUT_RECEIVED, S.PRODUCING_PARTIAL, S.ADMITTED]),
+        ((None, "waiting", "running"), [S.INPUT_RECEIVED, S.PRODUCING_PARTIAL]),
         (
             ("running", None, "preempted", "running", None),
             [
