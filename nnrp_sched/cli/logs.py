@@ -4,6 +4,9 @@ import json
 import logging
 import sys
 
+_NOISY = ("quic",)
+"""Loggers of libraries that warn of what peers do, on stderr by themselves; we say what matters."""
+
 _PACKAGES = ("nnrp_sched", "nnrp_sched_patches", "nnrp_sched_orchestrator")
 
 
@@ -33,3 +36,5 @@ def configure_logging(level: str, form: str) -> None:
         logger.handlers = [handler]
         logger.setLevel(level.upper())
         logger.propagate = False
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(logging.CRITICAL)

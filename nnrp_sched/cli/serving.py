@@ -15,9 +15,7 @@ from nnrp_sched.observe.observers import Observer, Observers
 from nnrp_sched.observe.otlp import exported
 from nnrp_sched.observe.spans import SpanObserver
 from nnrp_sched.server import Server, ServerLimits, serve
-from nnrp_sched.transport import Endpoint, background_tasks
-
-DEFAULT_LISTEN = "nnrp://127.0.0.1:7437"
+from nnrp_sched.transport import Endpoint, ServerSecurity, background_tasks
 
 EngineFailed = Callable[[], Awaitable[str]]
 """Waits until the engine is gone and tells why."""
@@ -56,11 +54,13 @@ async def serve_until_stopped(
     stdout: TextIO,
     engine_failed: EngineFailed | None = None,
     observe_http: Callable[[Observer], None] | None = None,
+    security: ServerSecurity,
 ) -> None:
     """Serve until SIGTERM or SIGINT; the first one drains, a second one aborts.
 
     Writes the readiness line, one JSON object, to `stdout`. Raises `StartError` when an endpoint
-    cannot be opened and `EngineLost` when the engine ends first. Each operation becomes spans, and
+    cannot be opened, `SecurityError` when it must not be and `EngineLost` when the engine ends
+    first. Each operation becomes spans, and
     through `observe_http` those beside NNRP too.
     """
     stop = _Stop()
@@ -70,7 +70,9 @@ async def serve_until_stopped(
         if observe_http is not None:
             observe_http(observers)
         tasks = await stack.enter_async_context(background_tasks())
-        server = await stack.enter_async_context(serve(engine, endpoints, limits, [observers]))
+        server = await stack.enter_async_context(
+            serve(engine, endpoints, limits, [observers], security)
+        )
         await tasks.start(stop.on_signals)
         if engine_failed is not None:
             tasks.start_soon(stop.on_engine, engine_failed)

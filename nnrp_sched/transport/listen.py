@@ -7,7 +7,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from nnrp_sched.errors import SecurityError
-from nnrp_sched.transport.bind import bind_addresses, bind_unix
+from nnrp_sched.transport.bind import bind_addresses, bind_unix, check_exposure
 from nnrp_sched.transport.carrier import Carrier
 from nnrp_sched.transport.endpoint import Endpoint
 from nnrp_sched.transport.security import ServerSecurity, server_context
@@ -50,6 +50,18 @@ class ListenLimits(Struct, frozen=True):
 
 _DEFAULT_LIMITS = ListenLimits()
 _DEFAULT_SECURITY = ServerSecurity()
+
+
+def check_endpoint(endpoint: Endpoint, security: ServerSecurity) -> None:
+    """Find out, without opening it, whether an endpoint may be opened.
+
+    Looks its host up, which may take a while. Raises `SecurityError`, and `StartError` for a host
+    that is unknown.
+    """
+    security.token_bytes  # noqa: B018 - raises for one that cannot be used
+    if endpoint.encrypted:
+        server_context(security)
+    check_exposure(endpoint, security)
 
 
 async def listen(

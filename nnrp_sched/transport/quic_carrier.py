@@ -29,6 +29,9 @@ _FULL_BYTES: Final = 256 * 1024
 _PROTOCOL_VIOLATION: Final = 1
 """Our own error code for a peer that opens more than the one stream."""
 
+_CERTIFICATE_ALERTS: Final = range(0x100 + 42, 0x100 + 49)
+"""TLS alerts from bad_certificate to unknown_ca, as QUIC numbers them."""
+
 
 class QuicCarrier(QuicConnectionProtocol):
     """One QUIC connection as a carrier; also aioquic's protocol of its datagrams."""
@@ -167,8 +170,7 @@ class QuicCarrier(QuicConnectionProtocol):
                 self._on_stream_end()
                 self._on_deafness()
             case ConnectionTerminated():
-                reason = event.reason_phrase or f"error {event.error_code:#x}"
-                self._end("" if event.error_code == 0 else f"QUIC: {reason}")
+                self._end(_words(event))
             case _:
                 pass
 
@@ -228,6 +230,15 @@ class QuicCarrier(QuicConnectionProtocol):
         if self._opened.done():
             self._quic.send_ping(0)
             self.transmit()
+
+
+def _words(ended: ConnectionTerminated) -> str:
+    if ended.error_code == 0:
+        return ""
+    reason = ended.reason_phrase or f"error {ended.error_code:#x}"
+    if ended.error_code in _CERTIFICATE_ALERTS:
+        return f"QUIC: the certificate is not trusted: {reason}"
+    return f"QUIC: {reason}"
 
 
 def _nothing() -> None:

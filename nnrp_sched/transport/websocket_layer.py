@@ -24,6 +24,9 @@ _LENGTHS: Final = struct.Struct("<II")
 _LENGTHS_OFFSET: Final = 12
 """Where a header tells the lengths of metadata and body."""
 
+_ORDERLY: Final = frozenset({CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, 1005})
+"""Closing codes that say nothing is wrong; 1005 stands for none."""
+
 _BEARER: Final = "Bearer "
 
 
@@ -53,7 +56,11 @@ class WebSocketLayer(ABC):
         if self._refusal:
             return f"WebSocket: {self._refusal}"
         failure = protocol.handshake_exc or protocol.parser_exc
-        return f"WebSocket: {failure}" if failure is not None else ""
+        if failure is not None:
+            return f"WebSocket: {failure}"
+        farewell = protocol.close_rcvd
+        orderly = farewell is None or farewell.code in _ORDERLY
+        return "" if orderly else f"WebSocket: closed by the peer: {farewell}"
 
     @property
     @abstractmethod

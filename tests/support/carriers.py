@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Final
 
 import anyio
+from msgspec import Struct
 
 from nnrp_sched.transport import (
     Carrier,
     ClientSecurity,
+    Endpoint,
     ListenLimits,
     ServerSecurity,
     connect_carrier,
@@ -33,6 +35,8 @@ ENDPOINTS: Final = {
 }
 """An endpoint of each kind."""
 
+KINDS: Final = ("memory", *ENDPOINTS)
+
 NAMES: Final = {"ws": "websocket", "wss": "websocket"}
 """The carrier's name where the kind here has another."""
 
@@ -40,6 +44,18 @@ SOCKETS: Final = ("tcp", "unix", "tls", "ws", "wss")
 """The kinds that stand on a stream socket."""
 
 _LENGTHS: Final = struct.Struct("<II")
+
+
+class Place(Struct, frozen=True):
+    """A kind of carrier, and where its unix socket may be."""
+
+    kind: str
+    directory: Path
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where a server of this kind listens."""
+        return parse_endpoint(ENDPOINTS[self.kind].format(directory=self.directory))
 
 
 def server_security() -> ServerSecurity:
@@ -81,7 +97,7 @@ async def joined(
             await ours.aclose()
             await theirs.aclose()
             return
-        endpoint = parse_endpoint(ENDPOINTS[kind].format(directory=directory))
+        endpoint = Place(kind, directory).endpoint
         listener = await listen(endpoint, server_security(), limits or ListenLimits())
         taken: list[Carrier] = []
         arrived, finished = anyio.Event(), anyio.Event()
