@@ -1,40 +1,25 @@
 """`nnrp-sched conformance`: recipes to a plan, a plan to results, over a real wire."""
 
 import json
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import click
-from msgspec import Struct
 
-from nnrp_sched.cli.child import started_server
+from nnrp_sched.cli.conformance_work import Selection, Server, plan_for, run_plan, try_server
+from nnrp_sched.cli.security import proving
 from nnrp_sched.conformance import (
     CaseResult,
     Plan,
-    RecipeError,
-    Targets,
-    build_plan,
-    default_folders,
-    fetch_capabilities,
     load_json,
-    load_recipes,
-    manifest_of,
     read_plan,
     report_of,
-    run_cases,
     write_artifacts,
 )
-from nnrp_sched.conformance.capability import SCRIPTED, check_manifest, model_ids
-from nnrp_sched.conformance.recipe import EXAMPLE_MODEL
-from nnrp_sched.conformance.report import write_json
-from nnrp_sched.profile.json_values import JsonObject
-from nnrp_sched.transport import parse_endpoint
-
-_FIXTURE_SECONDS = 30.0
+from nnrp_sched.transport import ClientSecurity
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -51,8 +36,11 @@ def _options(*options: Option) -> Option:
 _folder = click.Path(exists=True, file_okay=False, path_type=Path)
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
-_endpoint = click.option(
-    "--endpoint", help="The server to try. Default: a scripted one, started for the time of it."
+_endpoint = _options(
+    click.option(
+        "--endpoint", help="The server to try. Default: a scripted one, started for the time of it."
+    ),
+    proving,
 )
 _seconds = click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=60.0, help="Limit of each wait."
@@ -88,14 +76,6 @@ _selection = _options(
 )
 
 
-class _Selection(Struct, frozen=True):
-    folders: tuple[Path, ...]
-    suite_only: bool
-    manifest: Path | None
-    parameters: tuple[str, ...]
-    critical_extensions: tuple[str, ...]
-
-
 @click.group("conformance", invoke_without_command=True)
 @_endpoint
 @_selection
@@ -111,6 +91,7 @@ def command(
     context: click.Context,
     /,
     endpoint: str | None,
+    security: ClientSecurity,
     output: Path | None,
     seconds: float,
     as_json: bool,
@@ -127,7 +108,15 @@ def command(
     """
     if context.invoked_subcommand is not None:
         return 0
-    run = partial(_try, endpoint, _Selection(**selection), output, seconds, quiet=as_json)
+    server = Server(endpoint, security)
+    run = partial(
+        try_server,
+        server,
+        Selection(**selection),
+        output,
+        seconds,
+        told=_nothing if as_json else _tell_case,
+    )
     plan, results = anyio.run(run)
     return _tell(plan, results, as_json)
 
@@ -140,9 +129,12 @@ def command(
     default="artifacts",
     help="The folder that the plan names for results and evidence.",
 )
-def _plan_command(endpoint: str | None, output: str, **selection: Any) -> None:
+def _plan_command(
+    endpoint: str | None, security: ClientSecurity, output: str, **selection: Any
+) -> None:
     """Print the execution plan in the suite's form."""
-    plan = anyio.run(partial(_plan_only, endpoint, _Selection(**selection), output))
+    server = Server(endpoint, security)
+    plan = anyio.run(partial(plan_for, server, Selection(**selection), output))
     click.echo(json.dumps(plan.document, indent=2, ensure_ascii=False))
 
 
@@ -157,11 +149,23 @@ def _plan_command(endpoint: str | None, output: str, **selection: Any) -> None:
 @_seconds
 @_json
 def _run_plan_command(
-    path: Path, results: Path | None, endpoint: str | None, seconds: float, as_json: bool
+    path: Path,
+    results: Path | None,
+    endpoint: str | None,
+    security: ClientSecurity,
+    seconds: float,
+    as_json: bool,
 ) -> int:
     """Run an execution plan, the public suite's own for example, and write its results."""
     plan = read_plan(load_json(path))
-    done = anyio.run(partial(_run_plan, plan, endpoint, seconds, quiet=as_json))
+    run = partial(
+        run_plan,
+        plan,
+        Server(endpoint, security),
+        seconds,
+        told=_nothing if as_json else _tell_case,
+    )
+    done = anyio.run(run)
     artifacts = plan.document["artifacts"]
     write_artifacts(
         plan,
@@ -170,100 +174,6 @@ def _run_plan_command(
         evidence_folder=Path(artifacts["evidence_dir"]),
     )
     return _tell(plan, done, as_json)
-
-
-# --- the work -----------------------------------------------------------------------------------
-
-
-async def _try(
-    endpoint: str | None,
-    selection: _Selection,
-    output: Path | None,
-    seconds: float,
-    *,
-    quiet: bool,
-) -> tuple[Plan, list[CaseResult]]:
-    async with _addresses(endpoint) as (target, fixture):
-        plan, models = await _planned(target, selection, str(output or "artifacts"))
-        targets = Targets(parse_endpoint(target), parse_endpoint(fixture), tuple(models))
-        told = _nothing if quiet else _tell_case
-        results = await run_cases(plan.cases, targets, seconds=seconds, told=told)
-    if output is not None:
-        write_json(output / "plan.json", plan.document)
-        write_json(output / "report.json", report_of(plan, results))
-        write_artifacts(
-            plan,
-            results,
-            results_path=output / "results.json",
-            evidence_folder=output / "evidence",
-        )
-    return plan, results
-
-
-async def _plan_only(endpoint: str | None, selection: _Selection, output: str) -> Plan:
-    if selection.manifest is not None:
-        return _built(selection, load_json(selection.manifest), [], output)
-    async with _addresses(endpoint) as (target, _):
-        plan, _ = await _planned(target, selection, output)
-    return plan
-
-
-async def _run_plan(
-    plan: Plan, endpoint: str | None, seconds: float, *, quiet: bool
-) -> list[CaseResult]:
-    async with _addresses(endpoint) as (target, fixture):
-        targets = Targets(parse_endpoint(target), parse_endpoint(fixture))
-        told = _nothing if quiet else _tell_case
-        return await run_cases(plan.cases, targets, seconds=seconds, told=told)
-
-
-async def _planned(target: str, selection: _Selection, output: str) -> tuple[Plan, list[str]]:
-    """The plan for a server, and the models it has, as far as it says."""
-    if selection.manifest is not None:
-        return _built(selection, load_json(selection.manifest), [], output), []
-    document = await fetch_capabilities(parse_endpoint(target))
-    models = model_ids(document)
-    return _built(selection, manifest_of(document), models, output), models
-
-
-def _built(selection: _Selection, manifest: JsonObject, models: list[str], output: str) -> Plan:
-    check_manifest(manifest)
-    folders = list(selection.folders) or default_folders()
-    if selection.suite_only:
-        folders = default_folders()[:1]
-    return build_plan(
-        load_recipes(folders),
-        manifest,
-        model=EXAMPLE_MODEL if EXAMPLE_MODEL in models or not models else models[0],
-        parameters=_parameters(selection.parameters),
-        capabilities={SCRIPTED},
-        critical_extensions=selection.critical_extensions,
-        output=output,
-    )
-
-
-def _parameters(given: tuple[str, ...]) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for text in given:
-        name, separator, value = text.partition("=")
-        if not separator or not name:
-            raise RecipeError(f"--parameter wants NAME=VALUE, not {text!r}")
-        pairs[name] = value
-    return pairs
-
-
-@asynccontextmanager
-async def _addresses(endpoint: str | None) -> AsyncGenerator[tuple[str, str]]:
-    """Where to run, and a scripted server: the same when no endpoint was named."""
-    async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(
-            started_server(
-                *("serve", "--engine", "scripted", "--listen", "nnrp://127.0.0.1:0"),
-                seconds=_FIXTURE_SECONDS,
-            )
-        )
-        fixture = str(server.ready["endpoints"][0])
-        yield endpoint or fixture, fixture
 
 
 # --- telling ------------------------------------------------------------------------------------

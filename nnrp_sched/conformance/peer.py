@@ -14,7 +14,7 @@ from nnrp_sched.conformance.recipe import Framing
 from nnrp_sched.errors import ConnectionLost, PeerUnreachable, RemoteProtocolError
 from nnrp_sched.profile.control import build_control
 from nnrp_sched.profile.json_values import JsonObject
-from nnrp_sched.transport import Carrier, Endpoint, connect_carrier
+from nnrp_sched.transport import Carrier, ClientSecurity, Endpoint, connect_carrier
 from nnrp_sched.wire import (
     ClientConnection,
     ClientEvent,
@@ -32,6 +32,8 @@ from nnrp_sched.wire import (
     SessionOpenRejected,
     encode_packet,
 )
+
+NO_SECURITY: Final = ClientSecurity()
 
 E = TypeVar("E", bound=ClientEvent)
 
@@ -58,9 +60,9 @@ class Peer:
         """What carries the bytes: `tcp`, `unix`, …"""
         return self._carrier.name
 
-    async def open(self) -> None:
+    async def open(self, token: bytes = b"") -> None:
         """Hello and one session; raises `ConnectionLost` when the server has none for us."""
-        await self.send(self._wire.hello())
+        await self.send(self._wire.hello(token))
         await self._expect(HelloAcknowledged)
         await self.send(self._wire.open_session())
         self.session_id = (await self._expect(SessionOpened)).session_id
@@ -141,20 +143,23 @@ def _packets(data: bytes) -> list[Packet]:
 
 
 @asynccontextmanager
-async def connected(endpoint: Endpoint, seconds: float) -> AsyncGenerator[Peer]:
+async def connected(
+    endpoint: Endpoint, seconds: float, security: ClientSecurity = NO_SECURITY
+) -> AsyncGenerator[Peer]:
     """A peer with an open session; connecting and opening are bounded by `seconds`, each.
 
-    Raises `PeerUnreachable` and `ConnectionLost`.
+    Raises `PeerUnreachable`, `ConnectionLost`, and `SecurityError` for a certificate or token of
+    our own that cannot be used.
     """
     carrier: Carrier | None = None
     with anyio.move_on_after(seconds):
-        carrier = await connect_carrier(endpoint)
+        carrier = await connect_carrier(endpoint, security)
     if carrier is None:
         raise PeerUnreachable(f"no connection to {endpoint} in {seconds:g} s")
     peer = Peer(carrier)
     try:
         with anyio.move_on_after(seconds) as limit:
-            await peer.open()
+            await peer.open(security.token_bytes or b"")
         if limit.cancelled_caught:
             raise ConnectionLost(f"{endpoint} opened no session in {seconds:g} s")
         yield peer
@@ -163,13 +168,15 @@ async def connected(endpoint: Endpoint, seconds: float) -> AsyncGenerator[Peer]:
             await peer.aclose()
 
 
-async def fetch_capabilities(endpoint: Endpoint, seconds: float = 10.0) -> JsonObject:
+async def fetch_capabilities(
+    endpoint: Endpoint, security: ClientSecurity = NO_SECURITY, *, seconds: float = 10.0
+) -> JsonObject:
     """The capability document of a server with `nnrp-sched-control/1`.
 
     Raises `ConnectionLost` when it has none to give: the profile defines no way to ask for it
     (wire digest 6, 41), so other servers need it in a file.
     """
-    async with connected(endpoint, seconds) as peer:
+    async with connected(endpoint, seconds, security) as peer:
         with anyio.move_on_after(seconds):
             await peer.submit(build_control("capabilities.get", {}), Framing())
             while True:

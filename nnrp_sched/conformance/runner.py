@@ -9,11 +9,11 @@ from msgspec import Struct
 from nnrp_sched.conformance.capability import SCRIPTED
 from nnrp_sched.conformance.case_run import run_case
 from nnrp_sched.conformance.judge import judge
-from nnrp_sched.conformance.peer import connected
+from nnrp_sched.conformance.peer import NO_SECURITY, connected
 from nnrp_sched.conformance.recipe import Case
 from nnrp_sched.conformance.seen import Seen
 from nnrp_sched.errors import ConnectionLost, PeerUnreachable
-from nnrp_sched.transport import Endpoint
+from nnrp_sched.transport import ClientSecurity, Endpoint
 
 _FIXTURE_MODELS: Final = frozenset({"backend-error"})
 """Models that only exist to fail; a real engine has none of that name."""
@@ -27,6 +27,8 @@ class Targets(Struct, frozen=True):
     """A scripted server, for what only that can be made to do; it may be the same."""
     models: tuple[str, ...] = ()
     """The models of the endpoint, when it is known."""
+    security: ClientSecurity = NO_SECURITY
+    """How to reach the endpoint; the fixture is on this machine and asks for nothing."""
 
     def of(self, case: Case) -> Endpoint:
         """Where this case runs."""
@@ -65,7 +67,8 @@ async def run_cases(
         started = time.monotonic()
         seen = Seen()
         try:
-            async with connected(target, seconds) as peer:
+            security = targets.security if target == targets.endpoint else NO_SECURITY
+            async with connected(target, seconds, security) as peer:
                 await run_case(case, peer, seen, seconds)
         except (ConnectionLost, PeerUnreachable) as error:
             seen.faults.append(str(error))

@@ -14,11 +14,8 @@ from typing import Any
 import anyio
 import pytest
 
-from nnrp_sched.engine.scripted import ScriptedEngine
-from nnrp_sched.server import serve
-from nnrp_sched.transport import parse_endpoint
 from tests.conformance import strict_codec as codec
-from tests.conformance.carriers import LISTEN
+from tests.conformance.carriers import KINDS, scripted_on
 from tests.conformance.strict_pipes import Pipe, pipe_to
 
 pytestmark = pytest.mark.anyio
@@ -33,12 +30,11 @@ SECONDS = 20
 LONG = REQUEST.replace(b"ping", b"a long answer").replace(b"reference-model", b"example-model")
 
 
-@pytest.fixture(params=LISTEN)
+@pytest.fixture(params=KINDS)
 async def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[str]:
     """The address of a scripted server, on each carrier."""
-    text = LISTEN[request.param].format(folder=tmp_path)
-    async with serve(ScriptedEngine(), [parse_endpoint(text)]) as server:
-        yield str(server.endpoints[0])
+    async with scripted_on(request.param, tmp_path) as endpoint:
+        yield str(endpoint)
 
 
 @asynccontextmanager
@@ -91,6 +87,18 @@ async def test_a_cancel_is_answered_by_the_servers_own_response_cancelled(endpoi
         cancelled = event_of(codec.check_result(answer, session, FRAME, 499))
         assert cancelled["type"] == "response.cancelled"
         assert cancelled["reason"]
+        await close(pipe, session)
+
+
+async def test_the_sessions_default_deadline_of_500_ms_ends_nothing(endpoint: str) -> None:
+    slow = REQUEST.replace(
+        b'"stream":true', b'"stream":true,"scripted":{"text":["x"],"delay_ms":600}'
+    )
+    async with opened(endpoint) as (pipe, session):
+        await pipe.send(codec.submit(session, FRAME, OPERATION, slow))
+        codec.check_partial(await pipe.packet(), session, FRAME, OPERATION, 1)
+        completed = event_of(codec.check_result(await pipe.packet(), session, FRAME, 200))
+        assert completed["type"] == "response.completed"
         await close(pipe, session)
 
 
