@@ -22,7 +22,8 @@ from nnrp_sched.transport.socket_carrier import is_loopback
 
 IDLE_SECONDS: Final = 20.0
 """A peer that is silent for so long is gone; a live one answers pings."""
-_PING_SECONDS: Final = 5.0
+PING_SECONDS: Final = 5.0
+"""How often each end asks whether the other is there."""
 _CLOSE_SECONDS: Final = 1.0
 _FULL_BYTES: Final = 256 * 1024
 """Unacknowledged bytes from which on the peer reads too slowly."""
@@ -53,7 +54,7 @@ class QuicCarrier(QuicConnectionProtocol):
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._peer_ended: asyncio.Future[None] = self._loop.create_future()
         self._lost: asyncio.Future[None] = self._loop.create_future()
-        self._pinging = self._loop.call_later(_PING_SECONDS, self._ping)
+        self._pinging = self._loop.call_later(PING_SECONDS, self._ping)
 
     @property
     def name(self) -> str:
@@ -75,6 +76,11 @@ class QuicCarrier(QuicConnectionProtocol):
     def problem(self) -> str:
         """Why the connection or its stream ended early."""
         return self._problem
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that came and were not read."""
+        return self._inflow.waiting_bytes
 
     async def open(self) -> None:
         """Wait for the handshake. Raises `ConnectionLost` that says why there is none."""
@@ -226,7 +232,7 @@ class QuicCarrier(QuicConnectionProtocol):
 
     def _ping(self) -> None:
         """Keep the connection known on the way, and notice when the peer is gone."""
-        self._pinging = self._loop.call_later(_PING_SECONDS, self._ping)
+        self._pinging = self._loop.call_later(PING_SECONDS, self._ping)
         if self._opened.done():
             self._quic.send_ping(0)
             self.transmit()

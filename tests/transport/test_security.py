@@ -106,9 +106,9 @@ async def test_files_that_cannot_be_used_are_named(kind: str, tmp_path: Path) ->
     for security in bad:
         with pytest.raises(SecurityError, match=str(security.certificate)):
             await listen(endpoint, security)
-    for security in (ClientSecurity(ca=nothing), ClientSecurity(ca=tmp_path / "absent.pem")):
-        with pytest.raises(SecurityError, match=str(security.ca)):
-            await connect_carrier(endpoint, security)
+    for ca in (nothing, tmp_path / "absent.pem"):
+        with pytest.raises(SecurityError, match=str(ca)):
+            await connect_carrier(endpoint, ClientSecurity(ca=ca))
 
 
 @pytest.mark.parametrize("token", ["", "two words", "naïve", "line\nbreak", "x" * 4097])
