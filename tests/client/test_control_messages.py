@@ -4,7 +4,6 @@ import time
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from nnrp_sched.client import Chat, Session

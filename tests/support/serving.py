@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import anyio
 
@@ -40,13 +41,13 @@ async def scripted_server(
     """A server whose connections are memory pairs, or of the kind that `place` is of."""
     async with background_tasks() as tasks:
         server = Server(engine or ScriptedEngine(), limits, observers, server_security())
-        carriers: list[Carrier] = []
+        carriers = WeakSet[Carrier]()
         if place is not None and place.kind != "memory":
             await server.listen(place.endpoint, tasks)
 
         def dial(*, same_host: bool = True) -> Carrier:
             ours, theirs = memory_pair(same_host=same_host)
-            carriers.append(ours)
+            carriers.add(ours)
             tasks.start_soon(server.serve_carrier, theirs)
             return ours
 
@@ -54,15 +55,16 @@ async def scripted_server(
             if not server.endpoints:
                 return dial()
             with anyio.fail_after(SECONDS):
-                carriers.append(await connect_carrier(server.endpoints[0], client_security()))
-            return carriers[-1]
+                dialled = await connect_carrier(server.endpoints[0], client_security())
+            carriers.add(dialled)
+            return dialled
 
         try:
             yield InMemory(server, dial, carrier)
         finally:
             with anyio.CancelScope(shield=True):
                 await server.drain(0)
-                for each in carriers:
+                for each in list(carriers):
                     await each.aclose()
 
 
