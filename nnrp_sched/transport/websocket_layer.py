@@ -27,6 +27,9 @@ _LENGTHS_OFFSET: Final = 12
 _ORDERLY: Final = frozenset({CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, 1005})
 """Closing codes that say nothing is wrong; 1005 stands for none."""
 
+_FRAME_BYTES: Final = 4 * 1024 * 1024
+"""The most in one frame that we send; the Rust SDK's carrier takes frames of up to 16 MiB."""
+
 _BEARER: Final = "Bearer "
 
 
@@ -84,8 +87,15 @@ class WebSocketLayer(ABC):
         """Own frames, then a message for each packet in `data`."""
         if data and self.ready:
             for packet in split_packets(data):
-                self._protocol.send_binary(packet)
+                self._send_message(packet)
         return b"".join(self._protocol.data_to_send())
+
+    def _send_message(self, packet: bytes) -> None:
+        """One message; a large one in several frames, because peers limit those more closely."""
+        self._protocol.send_binary(packet[:_FRAME_BYTES], fin=len(packet) <= _FRAME_BYTES)
+        for start in range(_FRAME_BYTES, len(packet), _FRAME_BYTES):
+            end = start + _FRAME_BYTES
+            self._protocol.send_continuation(packet[start:end], fin=end >= len(packet))
 
     def close(self, data: bytes) -> bytes:
         """`send`, then a close frame."""

@@ -9,13 +9,15 @@ import anyio
 from msgspec import Struct
 
 from tests.interop.native_sdk import (
+    KINDS,
     SDK,
+    der,
     document_of,
-    policy,
     poll,
     random_session_id,
     submit_request,
 )
+from tests.support.certificates import certificates
 
 SECONDS: Final = 30
 
@@ -126,9 +128,16 @@ class NativeConnection:
 @asynccontextmanager
 async def native_connection(kind: str, address: str) -> AsyncGenerator[NativeConnection]:
     """The SDK's client on a carrier, connected to an address of ours."""
-    routes = {} if kind == "tcp" else {kind: SDK.NativeClientProviderRoute(address)}
-    url = address if kind == "tcp" else "nnrp://localhost/chat"
-    options = SDK.NativeClientOptions(url, provider_routes=routes, transport_policy=policy(kind))
+    carrier = KINDS[kind]
+    security = None
+    if carrier.encrypted:
+        security = SDK.NativeTransportClientSecurity("localhost", der(certificates().authority))
+    route = SDK.NativeClientProviderRoute(address, security)
+    options = SDK.NativeClientOptions(
+        address if carrier.route is None else carrier.application,
+        provider_routes={} if carrier.route is None else {carrier.route: route},
+        transport_policy=carrier.policy,
+    )
     manager = SDK.connect_native_client_connection(options)
     connection = await asyncio.to_thread(manager.__enter__)
     try:

@@ -15,15 +15,26 @@ Its package has no type information, so all of it is `Any` here. What its releas
 7. After a CANCEL its server can send RESULT_DROP_REASON only, never a document.
 8. It enforces neither credit nor the in-flight limit.
 9. Closing its server raises NativeInvalidHandleError when a client has just left: passed over.
-10. Its client's and server's `close` with an operation in flight wait for that operation.
+10. Its WebSocket takes frames of up to 16 MiB: a packet of 16 MiB has to come in several.
+11. Its client's and server's `close` with an operation in flight wait for that operation.
 """
 
 import asyncio
 import json
 import random
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
+
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509 import load_pem_x509_certificate
+from msgspec import Struct
 
 MODULES: Final = (
     "nnrp",
@@ -49,14 +60,42 @@ def _names() -> SimpleNamespace:
 SDK: Final[Any] = _names()
 
 
-def policy(kind: str) -> Any:
-    """The transport policy that forces a carrier."""
-    return {
-        "tcp": SDK.TransportPolicy.FORCE_TCP,
-        "ipc": SDK.TransportPolicy.FORCE_IPC,
-        "websocket": SDK.TransportPolicy.FORCE_WEBSOCKET,
-        "quic": SDK.TransportPolicy.FORCE_QUIC,
-    }[kind]
+class Kind(Struct, frozen=True):
+    """A carrier, as each side speaks of it."""
+
+    policy: Any
+    """The SDK's transport policy that forces it."""
+    address: str
+    """Where to listen; `{folder}` is the test's own, `{port}` a free one or 0."""
+    route: str | None = None
+    """The SDK's name of its provider; None where the application's address says it all."""
+    encrypted: bool = False
+
+    @property
+    def application(self) -> str:
+        """The SDK's application address, where the provider has one of its own."""
+        return "nnrps://localhost/chat" if self.encrypted else "nnrp://localhost/chat"
+
+
+KINDS: Final = {
+    "tcp": Kind(SDK.TransportPolicy.FORCE_TCP, "nnrp://127.0.0.1:{port}"),
+    "ipc": Kind(SDK.TransportPolicy.FORCE_IPC, "unix://{folder}/n.sock", "ipc"),
+    "websocket": Kind(
+        SDK.TransportPolicy.FORCE_WEBSOCKET, "ws://127.0.0.1:{port}/nnrp", "websocket"
+    ),
+    "quic": Kind(SDK.TransportPolicy.FORCE_QUIC, "quic://127.0.0.1:{port}", "quic", encrypted=True),
+}
+
+
+def der(pem: Path) -> bytes:
+    """The first certificate of a PEM file, as the SDK takes it."""
+    return load_pem_x509_certificate(pem.read_bytes()).public_bytes(Encoding.DER)
+
+
+def key_der(pem: Path) -> bytes:
+    """The private key of a PEM file, as the SDK takes it."""
+    key = load_pem_private_key(pem.read_bytes(), password=None)
+    return key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
 
 
 def random_session_id() -> int:

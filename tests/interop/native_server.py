@@ -10,7 +10,8 @@ import anyio
 from anyio.abc import TaskGroup
 
 from nnrp_sched.transport import background_tasks
-from tests.interop.native_sdk import SDK, document_of, policy, poll, result_packet
+from tests.interop.native_sdk import KINDS, SDK, der, document_of, key_der, poll, result_packet
+from tests.support.certificates import certificates
 
 ACCEPT_MS: Final = 20
 
@@ -111,11 +112,15 @@ class NativeChatServer:
 @asynccontextmanager
 async def native_server(kind: str, address: str) -> AsyncGenerator[NativeChatServer]:
     """A chat server of the SDK on a carrier, at an address that is free."""
-    routes = {} if kind == "tcp" else {kind: SDK.NativeServerProviderRoute(address)}
+    carrier, files = KINDS[kind], certificates()
+    security = None
+    if carrier.encrypted:
+        security = SDK.NativeTransportServerSecurity(der(files.server), key_der(files.server_key))
+    route = SDK.NativeServerProviderRoute(address, security)
     options = SDK.NativeServerBootstrapOptions(
-        address if kind == "tcp" else "nnrp://localhost/chat",
-        provider_routes=routes,
-        transport_policy=policy(kind),
+        address if carrier.route is None else carrier.application,
+        provider_routes={} if carrier.route is None else {carrier.route: route},
+        transport_policy=carrier.policy,
         session_defaults=SDK.NativeServerSessionOptions(
             max_in_flight_operations=256, granted_operation_credit=256
         ),

@@ -15,13 +15,14 @@ from nnrp_sched.observe.record import OperationRecord
 from nnrp_sched.server import Server, serve
 from nnrp_sched.transport import parse_endpoint
 from tests.interop.native_client import NativeConnection, native_connection
+from tests.interop.native_sdk import KINDS
+from tests.support.carriers import server_security
 from tests.support.serving import body, script
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
-LISTEN = {"tcp": "nnrp://127.0.0.1:0", "ipc": "unix://{folder}/n.sock"}
 
 
 class Ours(Struct, frozen=True):
@@ -32,12 +33,14 @@ class Ours(Struct, frozen=True):
     records: list[OperationRecord]
 
 
-@pytest.fixture(params=LISTEN)
+@pytest.fixture(params=KINDS)
 async def ours(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Ours]:
     """On each carrier."""
-    endpoint = parse_endpoint(LISTEN[request.param].format(folder=tmp_path))
+    endpoint = parse_endpoint(KINDS[request.param].address.format(folder=tmp_path, port=0))
     records: list[OperationRecord] = []
-    async with serve(ScriptedEngine(), [endpoint], observers=[records.append]) as server:
+    async with serve(
+        ScriptedEngine(), [endpoint], observers=[records.append], security=server_security()
+    ) as server:
         address = str(server.endpoints[0])
         async with native_connection(request.param, address) as connection:
             yield Ours(server, connection, records)

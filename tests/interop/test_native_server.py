@@ -10,7 +10,9 @@ import pytest
 
 from nnrp_sched.client import Connection, connect
 from nnrp_sched.profile import Completed, OutputTextDelta
+from tests.interop.native_sdk import KINDS
 from tests.interop.native_server import NativeChatServer, native_server
+from tests.support.carriers import client_security
 from tests.support.serving import body
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -27,16 +29,16 @@ def free_port() -> int:
         return port
 
 
-@pytest.fixture(params=["tcp", "ipc"])
+@pytest.fixture(params=KINDS)
 async def theirs(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> AsyncGenerator[tuple[NativeChatServer, Connection]]:
     """The SDK's server and our connection to it, on each carrier."""
-    address = {
-        "tcp": f"nnrp://127.0.0.1:{free_port()}",
-        "ipc": f"unix://{tmp_path}/n.sock",
-    }[request.param]
-    async with native_server(request.param, address) as server, connect(address) as connection:
+    address = KINDS[request.param].address.format(folder=tmp_path, port=free_port())
+    async with (
+        native_server(request.param, address) as server,
+        connect(address, security=client_security()) as connection,
+    ):
         yield server, connection
 
 
