@@ -32,10 +32,13 @@ class Targets(Struct, frozen=True):
 
     def of(self, case: Case) -> Endpoint:
         """Where this case runs."""
-        model = case.request.body.get("model")
+        body = case.request.body
+        model = body.get("model")
         scripted = SCRIPTED in case.required_capabilities
         fails = model in _FIXTURE_MODELS and model not in self.models
-        return self.fixture if scripted or fails else self.endpoint
+        # Whether a model calls a tool that it need not call says nothing about the server.
+        free = "tools" in body and body.get("tool_choice", "auto") == "auto"
+        return self.fixture if scripted or fails or free else self.endpoint
 
 
 class CaseResult(Struct, frozen=True):

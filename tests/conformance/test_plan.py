@@ -114,6 +114,7 @@ def test_no_mandatory_case_needs_an_extension() -> None:
     assert left_out == {
         CRITICAL,
         "nnrp-sched.diagnostics",
+        "nnrp-sched.diagnostics-of-a-cancellation",
         "nnrp-sched.capability-document",  # NNRP itself has no way to ask for the document.
     }
 

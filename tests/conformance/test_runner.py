@@ -238,3 +238,5 @@ def test_what_only_the_scripted_engine_can_do_runs_on_the_fixture() -> None:
     assert homes["nnrp-sched.unsupported-model"] == real
     assert homes["openai-compatible.chat.backend-error"] == fixture
     assert homes["nnrp-sched.order-renamed-call"] == fixture
+    assert homes["openai-compatible.chat.tool-call-delta"] == fixture, "it is up to the model"
+    assert homes["nnrp-sched.tool-call"] == real, "the tool has to be called"
