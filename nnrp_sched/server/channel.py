@@ -24,6 +24,7 @@ class FrameChannel(Sender):
         "_frame_id",
         "_limits",
         "_load",
+        "_muted",
         "_outbox",
         "_queue",
         "_queues",
@@ -49,6 +50,7 @@ class FrameChannel(Sender):
         self._session_id = session_id
         self._frame_id = frame_id
         self._queue = OperationQueue()
+        self._muted = False
 
     @property
     def waiting_bytes(self) -> int:
@@ -79,9 +81,14 @@ class FrameChannel(Sender):
         self._queues.remove(self)
         self._queue.clear()
 
+    def mute(self) -> None:
+        """Send no event any more, not even one that is just being made."""
+        self._muted = True
+        self.discard()
+
     def send_partial(self, document: bytes) -> None:
         """Send one event as PARTIAL_RESULT, now or when there is room."""
-        if not self._wire.in_flight(self._session_id, self._frame_id):
+        if self._muted or not self._wire.in_flight(self._session_id, self._frame_id):
             return
         if self.waiting or self._outbox.full:
             self._queue.append(document)

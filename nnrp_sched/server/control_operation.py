@@ -43,7 +43,7 @@ class ControlOperation:
         """End it. What the engine was asked to do it does all the same."""
         if self._ending is None or ending in OVERRIDING:
             self._ending, self._diagnostic = ending, diagnostic
-        self._channel.discard()
+        self._channel.mute()
         self._scope.cancel()
 
     def take_trace(self, context: TraceContext) -> None:

@@ -81,8 +81,6 @@ class Operation:
         self._progress = Progress(channel.send_progress)
         self._ended = False
         """The engine call is through: nothing can be stopped any more."""
-        self._muted = False
-        """Set by ABORT: no event may follow it, not even those that close tool calls."""
         self._tasks: TaskGroup | None = None
         self._call_scope = anyio.CancelScope()
         self._abort_done: anyio.Event | None = None
@@ -105,7 +103,8 @@ class Operation:
         if first and not self._ended:
             self.observation.abort_began(ending)
         if ending is Ending.ABORT:
-            self._muted = True
+            # No event may follow it, not even those that close tool calls.
+            self._channel.mute()
         if ending is not Ending.BUDGET:
             self._channel.discard()
             if before is Ending.BUDGET:
@@ -205,7 +204,7 @@ class Operation:
             self.times.close()
             tasks.cancel_scope.cancel()
         final = verdict(outcome, self._ending, self._diagnostic)
-        if isinstance(final, ProfileError) and not self._muted:
+        if isinstance(final, ProfileError):
             self._send(mapper.interrupt(message=final.message))  # Closes the open tool calls.
         return send_verdict(self._channel, final)
 

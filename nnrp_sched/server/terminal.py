@@ -54,6 +54,10 @@ class OperationChannel(Protocol):
         """Send one event."""
         ...
 
+    def mute(self) -> None:
+        """Forget them, and send none any more."""
+        ...
+
     def send_progress(self, stage: ProgressStage) -> None:
         """Tell how far the operation is, to who negotiated it."""
         ...

@@ -74,6 +74,9 @@ class Recorder:
     def discard(self) -> None:
         raise AssertionError
 
+    def mute(self) -> None:
+        raise AssertionError
+
     def send_progress(self, stage: Any) -> None:
         raise AssertionError(stage)
 
