@@ -5,18 +5,20 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nnrp_sched.conformance.capability import SCRIPTED
 from nnrp_sched.conformance.case_run import run_case
 from nnrp_sched.conformance.judge import judge
 from nnrp_sched.conformance.peer import NO_SECURITY, connected
-from nnrp_sched.conformance.recipe import Case
+from nnrp_sched.conformance.recipe import EXAMPLE_MODEL, Case
 from nnrp_sched.conformance.seen import Seen
 from nnrp_sched.errors import ConnectionLost, PeerUnreachable
 from nnrp_sched.transport import ClientSecurity, Endpoint
 
-_FIXTURE_MODELS: Final = frozenset({"backend-error"})
-"""Models that only exist to fail; a real engine has none of that name."""
+_FAILING_MODEL: Final = "backend-error"
+"""The model that only exists to fail; a real engine has none of that name."""
+_FIXTURE_MODELS: Final = frozenset({EXAMPLE_MODEL, _FAILING_MODEL, "reference-model"})
 
 
 class Targets(Struct, frozen=True):
@@ -30,15 +32,24 @@ class Targets(Struct, frozen=True):
     security: ClientSecurity = NO_SECURITY
     """How to reach the endpoint; the fixture is on this machine and asks for nothing."""
 
-    def of(self, case: Case) -> Endpoint:
-        """Where this case runs."""
+    def of(self, case: Case) -> tuple[Endpoint, Case]:
+        """Where this case runs, and the case as it runs there: the fixture has its own models."""
+        if not self._needs_fixture(case):
+            return self.endpoint, case
+        request = case.request
+        if request.body.get("model", EXAMPLE_MODEL) not in _FIXTURE_MODELS:
+            body = {**request.body, "model": EXAMPLE_MODEL}
+            case = replace(case, request=replace(request, body=body))
+        return self.fixture, case
+
+    def _needs_fixture(self, case: Case) -> bool:
         body = case.request.body
         model = body.get("model")
         scripted = SCRIPTED in case.required_capabilities
-        fails = model in _FIXTURE_MODELS and model not in self.models
+        fails = model == _FAILING_MODEL and model not in self.models
         # Whether a model calls a tool that it need not call says nothing about the server.
         free = "tools" in body and body.get("tool_choice", "auto") == "auto"
-        return self.fixture if scripted or fails or free else self.endpoint
+        return scripted or fails or free
 
 
 class CaseResult(Struct, frozen=True):
@@ -65,8 +76,8 @@ async def run_cases(
     Each wait for the server ends after `seconds`. A case that cannot be run has failed.
     """
     results: list[CaseResult] = []
-    for case in cases:
-        target = targets.of(case)
+    for planned in cases:
+        target, case = targets.of(planned)
         started = time.monotonic()
         seen = Seen()
         try:

@@ -21,7 +21,9 @@ from nnrp_sched.conformance import (
 )
 from nnrp_sched.conformance.capability import SCRIPTED, model_ids
 from nnrp_sched.conformance.recipe import Case, case_of
+from nnrp_sched.engine.scripted import ScriptedEngine
 from nnrp_sched.errors import ConnectionLost
+from nnrp_sched.server import serve
 from nnrp_sched.transport import Carrier, Endpoint, background_tasks, listen, parse_endpoint
 from nnrp_sched.wire import DropReason, SubmitReceived
 from tests.conformance.carriers import KINDS, scripted_on
@@ -54,6 +56,43 @@ async def test_every_recipe_passes_on_the_scripted_server(endpoint: Endpoint) ->
         results = await run_cases(plan.cases, targets, seconds=10)
     assert {result.case.id: result.reasons for result in results if result.reasons} == {}
     assert len(results) == len(plan.cases) >= (8 if endpoint.encrypted else 60)
+
+
+async def test_a_server_with_models_of_its_own_passes_beside_a_scripted_one(tmp_path: Path) -> None:
+    engine = ScriptedEngine(models=("my-model",))
+    with anyio.fail_after(SECONDS):
+        async with (
+            scripted_on("tcp", tmp_path) as fixture,
+            serve(engine, [parse_endpoint(f"unix://{tmp_path}/own.sock")]) as server,
+        ):
+            own = server.endpoints[0]
+            document = await fetch_capabilities(own)
+            manifest = manifest_of(document)
+            plan = build_plan(RECIPES, manifest, model="my-model", capabilities={SCRIPTED})
+            targets = Targets(own, fixture, tuple(model_ids(document)))
+            results = await run_cases(plan.cases, targets, seconds=10)
+    assert {result.case.id: result.reasons for result in results if result.reasons} == {}
+    assert {result.target for result in results} == {str(own), str(fixture)}
+    asked = {(result.target, result.case.request.body.get("model")) for result in results}
+    assert {(str(own), "my-model"), (str(own), "no-such-model")} <= asked
+    assert {(str(fixture), "example-model"), (str(fixture), "backend-error")} <= asked
+
+
+async def test_the_status_codes_are_the_published_adapters(tmp_path: Path) -> None:
+    wanted = {
+        "nnrp-sched.streaming-chat": 200,
+        "nnrp-sched.cancellation": 499,
+        "nnrp-sched.time-limit": 504,
+        "nnrp-sched.overload": 503,
+        "nnrp-sched.invalid-body": 500,
+        "nnrp-sched.backend-error": 500,
+        "nnrp-sched.wire-two-frames": 500,
+    }
+    cases = [case_of(each.filled_in("example-model", {})) for each in RECIPES if each.id in wanted]
+    with anyio.fail_after(SECONDS):
+        async with scripted_on("unix", tmp_path) as endpoint:
+            results = await run_cases(cases, Targets(endpoint, endpoint), seconds=10)
+    assert {result.case.id: result.seen.status_code for result in results} == wanted
 
 
 # --- servers that err ---------------------------------------------------------------------------
@@ -232,7 +271,7 @@ def test_what_only_the_scripted_engine_can_do_runs_on_the_fixture() -> None:
     real, fixture = parse_endpoint("nnrp://real"), parse_endpoint("nnrp://fixture")
     targets = Targets(real, fixture, ("some-model",))
     homes = {
-        recipe.id: targets.of(case_of(recipe.filled_in("some-model", {}))) for recipe in RECIPES
+        recipe.id: targets.of(case_of(recipe.filled_in("some-model", {})))[0] for recipe in RECIPES
     }
     assert homes["nnrp-sched.streaming-chat"] == real
     assert homes["nnrp-sched.unsupported-model"] == real
