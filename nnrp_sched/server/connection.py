@@ -13,7 +13,7 @@ from nnrp_sched.server.arrivals import Arrivals
 from nnrp_sched.server.channel import FrameChannel
 from nnrp_sched.server.control_plane import ControlPlane
 from nnrp_sched.server.credit import Credits
-from nnrp_sched.server.ending import Ending
+from nnrp_sched.server.ending import Asked, Ending
 from nnrp_sched.server.intake import Admitted, Intake, Shared
 from nnrp_sched.server.offers import offered
 from nnrp_sched.server.principal import Principal
@@ -74,7 +74,7 @@ class Connection:
         )
         self._sessions: dict[int, Session] = {}
         principal = Principal(carrier.same_host, self._sessions.keys)
-        self._intake = Intake(shared, principal, carrier.name)
+        self._intake = Intake(shared, principal, carrier.name, next(shared.connection_ids))
         self._credits = Credits(self._wire, self._outbox, shared.admission)
         self._control = ControlPlane(
             self._wire, self._outbox, self._sessions, shared.engine, shared.wall_clock
@@ -239,7 +239,9 @@ class Connection:
     def _on_cancel(self, event: CancelReceived) -> None:
         operation = self._sessions[event.session_id].get(event.frame_id)
         if operation is not None:
-            operation.stop(_ENDINGS[event.message_type])
+            operation.stop(
+                _ENDINGS[event.message_type], asked=Asked(event.source_role, event.reason)
+            )
 
     def _tell_credit(self) -> None:
         self._credits.update(self._sessions.values())

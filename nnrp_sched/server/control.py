@@ -119,6 +119,14 @@ _EXTENSIONS: Final = (
     ),
     (
         Extension(
+            name="nnrp.diagnostics",
+            critical=False,
+            description="with true, a response.diagnostics event before the terminal",
+        ),
+        False,
+    ),
+    (
+        Extension(
             name=f"nnrp.{PRIORITY}",
             critical=False,
             description="the engine's priority of an operation, lower is sooner; session classes, "

@@ -9,7 +9,7 @@ from nnrp_sched.errors import BackendError
 from nnrp_sched.profile import Completed, ControlRequest, backend_profile_error, profile_error
 from nnrp_sched.server import control
 from nnrp_sched.server.desk import Desk
-from nnrp_sched.server.ending import OVERRIDING, Dropped, Ending, Silent
+from nnrp_sched.server.ending import OVERRIDING, Asked, Dropped, Ending, Silent
 from nnrp_sched.server.terminal import OperationChannel, Verdict, send_verdict, verdict
 from nnrp_sched.server.time_limits import TimeLimits
 from nnrp_sched.wire import DropReason, TraceContext
@@ -39,7 +39,7 @@ class ControlOperation:
         self.times = TimeLimits(self.stop)
         self._scope = anyio.CancelScope()
 
-    def stop(self, ending: Ending, diagnostic: str = "") -> None:
+    def stop(self, ending: Ending, diagnostic: str = "", asked: Asked | None = None) -> None:
         """End it. What the engine was asked to do it does all the same."""
         if self._ending is None or ending in OVERRIDING:
             self._ending, self._diagnostic = ending, diagnostic

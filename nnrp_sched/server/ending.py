@@ -43,6 +43,13 @@ class Ending(Enum):
     """The connection is gone."""
 
 
+class Asked(Struct, frozen=True):
+    """What the peer's CANCEL or ABORT says about itself; codes of wire digest 3.5 and 3.6."""
+
+    source_role: int
+    reason: int
+
+
 class Cancelled(Struct, frozen=True):
     """Ends in `response.cancelled`."""
 
@@ -94,3 +101,21 @@ TIME_LIMITS = {
 
 OVERRIDING = frozenset({Ending.SESSION, Ending.LOST})
 """Endings that take away what would have carried another ending's message."""
+
+SOURCES: dict[Ending, str] = {
+    Ending.CANCEL: "client",
+    Ending.ABORT: "client",
+    Ending.REQUESTED: "operator",
+    Ending.TIMEOUT: "client",
+    Ending.DEADLINE: "client",
+    Ending.EXPIRED: "client",
+    Ending.SUPERSEDED: "client",
+    Ending.BUDGET: "client",
+    Ending.SLOW_READER: "server",
+    Ending.SHUTDOWN: "server",
+    Ending.DRAIN: "server",
+    Ending.CLOSING: "client",
+    Ending.SESSION: "client",
+    Ending.LOST: "transport",
+}
+"""Whose wish an ending is, where the peer's message does not name somebody itself."""

@@ -1,9 +1,11 @@
 """From a submitted document to an operation that is ready to run."""
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 
 from nnrp_sched.engine.port import Engine
@@ -18,7 +20,7 @@ from nnrp_sched.server.admission import Admission
 from nnrp_sched.server.control_operation import ControlOperation
 from nnrp_sched.server.desk import Desk
 from nnrp_sched.server.directory import Directory
-from nnrp_sched.server.ending import Ending
+from nnrp_sched.server.ending import Asked, Ending
 from nnrp_sched.server.limits import ServerLimits
 from nnrp_sched.server.observation import Observation, Submitted
 from nnrp_sched.server.operation import Operation
@@ -46,8 +48,11 @@ class LiveOperation(Protocol):
         """When it has to end."""
         ...
 
-    def stop(self, ending: Ending, diagnostic: str = "") -> None:
-        """End it; its terminal follows. A drop says `diagnostic` instead of its usual words."""
+    def stop(self, ending: Ending, diagnostic: str = "", asked: Asked | None = None) -> None:
+        """End it; its terminal follows. A drop says `diagnostic` instead of its usual words.
+
+        `asked` is what the peer's message told of itself, when there was one.
+        """
         ...
 
     def take_trace(self, context: TraceContext) -> None:
@@ -77,6 +82,7 @@ class Shared(Struct, frozen=True):
     observers: Observers = Observers()
     wall_clock: Callable[[], float] = time.time
     """Seconds since 1970, as DEADLINE and EXPIRE_AT count."""
+    connection_ids: Iterator[int] = msgspec.field(default_factory=lambda: itertools.count(1))
     token: bytes | None = None
     """What a client has to say, unless its carrier has made sure of it."""
 
@@ -84,8 +90,11 @@ class Shared(Struct, frozen=True):
 class Intake:
     """Takes in the submits of one connection."""
 
-    def __init__(self, shared: Shared, principal: Principal, transport: str) -> None:
+    def __init__(
+        self, shared: Shared, principal: Principal, transport: str, connection_id: int
+    ) -> None:
         self._shared = shared
+        self._connection_id = connection_id
         self._transport = transport
         self._desk = Desk(
             shared.engine,
@@ -102,6 +111,7 @@ class Intake:
             operation_id=event.operation_id,
             header_trace_id=event.trace_id,
             transport=self._transport,
+            connection_id=self._connection_id,
         )
         shared = self._shared
         trace = OperationTrace(default)

@@ -28,11 +28,12 @@ from nnrp_sched.profile import (
 )
 from nnrp_sched.server.budget_watch import BudgetWatch
 from nnrp_sched.server.cancellation import is_our_cancellation
-from nnrp_sched.server.ending import OVERRIDING, Ending, Silent
+from nnrp_sched.server.ending import OVERRIDING, Asked, Ending, Silent
+from nnrp_sched.server.farewell import take_leave
 from nnrp_sched.server.observation import Observation
 from nnrp_sched.server.priority_wishes import PriorityWishes
 from nnrp_sched.server.progress import Progress
-from nnrp_sched.server.terminal import FAULT, OperationChannel, Verdict, send_verdict, verdict
+from nnrp_sched.server.terminal import FAULT, OperationChannel, Verdict, verdict
 from nnrp_sched.server.time_limits import TimeLimits
 from nnrp_sched.wire import TraceContext
 
@@ -91,7 +92,7 @@ class Operation:
         """The id that users see."""
         return self.caller.operation or self.request_id
 
-    def stop(self, ending: Ending, diagnostic: str = "") -> None:
+    def stop(self, ending: Ending, diagnostic: str = "", asked: Asked | None = None) -> None:
         """End the operation. The first reason counts, unless the session goes away under it.
 
         A spent budget leaves the last word to what was produced; any other reason takes it away.
@@ -101,7 +102,7 @@ class Operation:
         if before in (None, Ending.BUDGET) or ending in OVERRIDING:
             self._ending, self._diagnostic = ending, diagnostic
         if first and not self._ended:
-            self.observation.abort_began(ending)
+            self.observation.abort_began(ending, asked)
         if ending is Ending.ABORT:
             # No event may follow it, not even those that close tool calls.
             self._channel.mute()
@@ -206,7 +207,8 @@ class Operation:
         final = verdict(outcome, self._ending, self._diagnostic)
         if isinstance(final, ProfileError):
             self._send(mapper.interrupt(message=final.message))  # Closes the open tool calls.
-        return send_verdict(self._channel, final)
+        explained = self._envelope.diagnostics
+        return await take_leave(self._channel, self.observation, final, explained=explained)
 
     async def _call(self, mapper: ChatMapper) -> Verdict:
         """Make the engine call: its completion, its failure, or nothing when ended early."""
@@ -290,5 +292,6 @@ class Operation:
     def _send(self, events: Iterable[Event]) -> None:
         for event in events:
             self._progress.producing()
-            self._channel.send_partial(encode_event(event))
-            self.observation.event_sent()
+            document = encode_event(event)
+            self._channel.send_partial(document)
+            self.observation.event_sent(len(document))

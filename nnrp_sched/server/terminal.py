@@ -3,7 +3,9 @@
 import logging
 from typing import Protocol
 
-from nnrp_sched.errors import LocalProtocolError, ProfileError
+from msgspec import Struct
+
+from nnrp_sched.errors import ProfileError
 from nnrp_sched.profile import Cancelled as CancelledEvent
 from nnrp_sched.profile import Completed, encode_event, error_document, profile_error
 from nnrp_sched.server.budget import spent
@@ -20,6 +22,9 @@ FAULT = "the server failed while serving this request"
 
 _OVERLOADED = frozenset({"backend_overload", "scheduler_rejected", "adapter_operation_limit"})
 """Errors that another try later may not meet (profile, section 10)."""
+
+_DOCUMENT_LIMIT = 64 * 1024 * 1024 - 1024
+"""What fits into a packet beside its header and what describes it (wire digest 1.1)."""
 
 _STATUS_OK = 200
 _STATUS_CANCELLED = 499
@@ -93,33 +98,62 @@ def verdict(outcome: Verdict, ending: Ending | None, diagnostic: str = "") -> Ve
     return terminal
 
 
-def send_verdict(channel: OperationChannel, final: Verdict) -> Verdict:
-    """Send the one terminal, or when it cannot be written the error that says so; which it was."""
+class LastWord(Struct, frozen=True):
+    """A verdict and the document that tells it, empty where there is none."""
+
+    verdict: Verdict
+    document: bytes = b""
+
+
+def last_word(final: Verdict) -> LastWord:
+    """Write the terminal down; when that cannot be done, the error that says so."""
     try:
-        _send(channel, final)
-        return final
-    except LocalProtocolError as error:
-        fault = f"the answer cannot be sent: {error}"
-        instead = profile_error("adapter_runtime_error", fault)
+        word = LastWord(final, _document(final))
     except Exception:
         # What the engine answered is no JSON.
         logger.exception("an answer of the engine cannot be encoded")
-        instead = profile_error("adapter_runtime_error", FAULT)
-    _send(channel, instead)
-    return instead
+        return _error_instead(FAULT)
+    if len(word.document) > _DOCUMENT_LIMIT:
+        return _error_instead(f"the answer cannot be sent: it has {len(word.document)} bytes")
+    return word
 
 
-def _send(channel: OperationChannel, final: Verdict) -> None:
-    match final:
-        case Completed() as completed:
-            channel.send_terminal(encode_event(completed), _STATUS_OK)
+def send_last(channel: OperationChannel, word: LastWord) -> None:
+    """Send the one terminal."""
+    match word.verdict:
+        case Completed():
+            channel.send_terminal(word.document, _STATUS_OK)
         case ProfileError() as failure:
             if failure.code in _OVERLOADED:
                 channel.send_overload(failure.message)
-            channel.send_terminal(encode_event(error_document(failure)), failure.status)
-        case Cancelled(reason):
-            channel.send_terminal(encode_event(CancelledEvent(reason=reason)), _STATUS_CANCELLED)
+            channel.send_terminal(word.document, failure.status)
+        case Cancelled():
+            channel.send_terminal(word.document, _STATUS_CANCELLED)
         case Dropped(reason, diagnostic):
             channel.send_drop(reason, diagnostic)
         case Silent():
             pass
+
+
+def send_verdict(channel: OperationChannel, final: Verdict) -> Verdict:
+    """Send the one terminal, or when it cannot be written the error that says so; which it was."""
+    word = last_word(final)
+    send_last(channel, word)
+    return word.verdict
+
+
+def _document(final: Verdict) -> bytes:
+    match final:
+        case Completed():
+            return encode_event(final)
+        case ProfileError():
+            return encode_event(error_document(final))
+        case Cancelled(reason):
+            return encode_event(CancelledEvent(reason=reason))
+        case _:
+            return b""
+
+
+def _error_instead(message: str) -> LastWord:
+    error = profile_error("adapter_runtime_error", message)
+    return LastWord(error, _document(error))
