@@ -20,6 +20,8 @@ from tests.interop.native_sdk import (
 from tests.support.certificates import certificates
 
 SECONDS: Final = 30
+LOST: Final = 3
+"""Failed polls in a row of tests that are the SDK's forgetting; more are a lost connection."""
 
 
 class Ended(Struct, frozen=True):
@@ -40,6 +42,8 @@ class NativeSession:
         self.native = session
         self.other: list[Any] = []
         """Events that belong to no operation's stream."""
+        self.lost = 0
+        """Polls that the SDK failed because it had already forgotten the operation they are of."""
 
     async def submit(self, operation: int, frame: int, envelope: object, trace: int = 0) -> None:
         """Submit one envelope."""
@@ -78,6 +82,7 @@ class NativeSession:
             event = await self._next()
             if event.header.frame_id == frame and _name(event) == "PARTIAL_RESULT":
                 return bytes(event.tail.body)
+            self.other.append(event)
 
     async def result(self, frame: int) -> Ended:
         """Everything of a frame until its terminal."""
@@ -102,9 +107,16 @@ class NativeSession:
 
     async def _next(self) -> Any:
         with anyio.fail_after(SECONDS):
-            while (event := await poll(self.native)) is None or not hasattr(event, "header"):
-                pass
-            return event
+            while True:
+                try:
+                    event = await poll(self.native)
+                except SDK.NativeInvalidStateError:
+                    self.lost += 1
+                    if self.lost > LOST:
+                        raise
+                    continue
+                if event is not None and hasattr(event, "header"):
+                    return event
 
 
 def _name(event: Any) -> str:

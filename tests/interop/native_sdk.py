@@ -10,8 +10,9 @@ Its package has no type information, so all of it is `Any` here. What its releas
 3. An auto session id is recycled by its server and then refused by its own client: ids are random.
 4. `session.close()` waits 30 seconds for a peer that does not acknowledge.
 5. A frame for an unknown session, or a PING, ends its connection or session: none is ever sent.
-6. After FRAME_CANCEL, and for a CANCEL that crossed the terminal, its poll raises the error that
-   also stands for a lost connection (3/4/105): such a poll is repeated once.
+6. After FRAME_CANCEL and SUPERSEDE it forgets the operation at once; each message of it that still
+   comes, its terminal too, fails a poll with the error that also stands for a lost connection
+   (3/4/105): a few such polls are repeated.
 7. After a CANCEL its server can send RESULT_DROP_REASON only, never a document.
 8. It enforces neither credit nor the in-flight limit.
 9. Closing its server raises NativeInvalidHandleError when a client has just left: passed over.
