@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -20,8 +21,9 @@ from nnrp_sched.server.send_queue import OperationQueue, Sender, SendQueues
 from nnrp_sched.transport import Outbox, memory_pair, parse_endpoint
 from nnrp_sched.transport.socket_carrier import SocketCarrier
 from nnrp_sched.wire import DropReason, MessageType
+from tests.support.carriers import KINDS, Place
 from tests.support.raw_peer import RawPeer
-from tests.support.serving import SECONDS, body, script
+from tests.support.serving import SECONDS, body, script, scripted_server
 
 pytestmark = pytest.mark.anyio
 
@@ -116,6 +118,24 @@ async def test_a_reader_that_stops_loses_its_operations_and_no_neighbour_is_hurt
         *partials, last = sequences
         assert partials == list(range(1, len(partials) + 1))
         assert last == len(partials)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_reader_that_stops_is_lost_on_every_carrier(kind: str, tmp_path: Path) -> None:
+    records: list[OperationRecord] = []
+    async with scripted_server(
+        limits=LIMITS, observers=[records.append], place=Place(kind, tmp_path)
+    ) as started:
+        peer = RawPeer(await started.carrier())
+        session_id = await peer.open()
+        await peer.submit(session_id, script(text="y" * 2000, repeat=50_000) | {"stream": True})
+        with anyio.fail_after(SECONDS):
+            while not records:
+                await anyio.lowlevel.checkpoint()
+    (record,) = records
+    assert record.outcome == "dropped"
+    assert record.abort is not None
+    assert record.abort.reason == "slow_reader"
 
 
 async def test_what_waits_for_a_reader_that_stops_is_bounded() -> None:
