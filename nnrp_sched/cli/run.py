@@ -11,6 +11,7 @@ import anyio
 import click
 import msgspec
 
+from nnrp_sched.cli.observers import MetricsAddress, metrics_option
 from nnrp_sched.cli.options import limits_from, max_in_flight_option
 from nnrp_sched.cli.scheduling_policy import PRIORITY_POLICY, names_policy
 from nnrp_sched.cli.security import listening
@@ -37,6 +38,7 @@ _OFF = "off"
     help="Where vLLM's own HTTP server listens: HOST:PORT, or `off`.",
 )
 @max_in_flight_option
+@metrics_option
 @click.argument("vllm_arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
     patch_vllm: bool,
@@ -45,6 +47,7 @@ def command(
     security: ServerSecurity,
     http: str,
     max_in_flight: int,
+    metrics: MetricsAddress | None,
     vllm_arguments: tuple[str, ...],
 ) -> None:
     """Start vLLM with an NNRP listener beside its HTTP server.
@@ -81,6 +84,7 @@ def command(
             model=model,
             endpoints=endpoints,
             security=security,
+            metrics=metrics,
             http=None if http == _OFF else http,
             limits=limits_from(max_in_flight),
             vllm_arguments=vllm_arguments,
@@ -114,6 +118,7 @@ async def _run(
     model: str | None,
     endpoints: list[Endpoint],
     security: ServerSecurity,
+    metrics: MetricsAddress | None,
     http: str | None,
     limits: ServerLimits,
     vllm_arguments: tuple[str, ...],
@@ -145,6 +150,7 @@ async def _run(
             endpoints,
             limits=limits,
             security=security,
+            metrics=metrics,
             announcement={
                 "http": serving.http,
                 "model": description.models[0],

@@ -6,6 +6,7 @@ from functools import partial
 import anyio
 import click
 
+from nnrp_sched.cli.observers import MetricsAddress, metrics_option
 from nnrp_sched.cli.options import limits_from, max_in_flight_option
 from nnrp_sched.cli.security import listening
 from nnrp_sched.cli.serving import serve_until_stopped
@@ -22,6 +23,7 @@ from nnrp_sched.transport import Endpoint, ServerSecurity
 )
 @listening
 @max_in_flight_option
+@metrics_option
 @click.option(
     "--slots", type=click.IntRange(1), help="Chats that run at once; the others wait. Default: all."
 )
@@ -30,6 +32,7 @@ def command(
     endpoints: list[Endpoint],
     security: ServerSecurity,
     max_in_flight: int,
+    metrics: MetricsAddress | None,
     slots: int | None,
 ) -> None:
     """Serve the scripted engine: the same server without vLLM.
@@ -50,6 +53,7 @@ def command(
             endpoints,
             limits=limits_from(max_in_flight),
             security=security,
+            metrics=metrics,
             announcement={
                 "http": None,
                 "model": scripted.description.models[0],
