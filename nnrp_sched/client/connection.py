@@ -1,5 +1,6 @@
 """One client connection: the hello, its sessions, and the reader that feeds them."""
 
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -57,7 +58,7 @@ class Connection:
 
     def __init__(self, carrier: Carrier, *, limits: Limits) -> None:
         self._carrier = carrier
-        self._wire = ClientConnection(limits)
+        self._wire = ClientConnection(limits, clock_us=lambda: time.time_ns() // 1000)
         self._outbox = Outbox(carrier, limit=_SEND_QUEUE_BYTES)
         self._hello = anyio.Event()
         self._openings: deque[_Opening] = deque()

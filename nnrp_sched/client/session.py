@@ -12,7 +12,7 @@ import anyio
 from nnrp_sched.client.chat import Chat
 from nnrp_sched.client.control import answer_of, refusal, told
 from nnrp_sched.client.inbox import Inbox, Terminal
-from nnrp_sched.client.operations import Command, Conditions, Submission
+from nnrp_sched.client.operations import NO_CONDITIONS, Command, Conditions, Submission
 from nnrp_sched.client.places import Places
 from nnrp_sched.client.trace import parse_traceparent
 from nnrp_sched.errors import ConnectionLost, ProfileStreamError
@@ -189,7 +189,7 @@ class Session:
         self.places.release()
 
     def submit(
-        self, document: bytes, *, newest_only: bool = False, conditions: Conditions
+        self, document: bytes, *, newest_only: bool = False, conditions: Conditions = NO_CONDITIONS
     ) -> Submission:
         """Send a document as a new operation, in a place taken before."""
         if self._lost is not None:

@@ -60,7 +60,7 @@ class FrameChannel(Sender):
     @property
     def waiting(self) -> bool:
         """Whether events wait here for the peer."""
-        return len(self._queue) > 0
+        return self._queue.size > 0
 
     @property
     def full(self) -> bool:

@@ -31,6 +31,8 @@ class Session:
         self._operations: dict[int, LiveOperation] = {}
         self._giving_way: dict[int, dict[int, str]] = {}
         """By the operation id that is to come: the frames that end when it is there, and why."""
+        self._gives_way_to: dict[int, int] = {}
+        """By frame: the operation id it waits for."""
         self._idle = anyio.Event()
         self._idle.set()
 
@@ -53,7 +55,8 @@ class Session:
         if not self._operations:
             self._idle = anyio.Event()
         self._operations[frame_id] = operation
-        for older, why in self._giving_way.pop(operation_id, {}).items():
+        for older, why in list(self._giving_way.get(operation_id, {}).items()):
+            self._stay(older)
             self.supersede(older, why)
 
     def supersede(self, frame_id: int, why: str) -> None:
@@ -66,19 +69,21 @@ class Session:
         """End an operation as soon as another one has been admitted; the last word counts."""
         self._stay(frame_id)
         self._giving_way.setdefault(new_operation_id, {})[frame_id] = why
+        self._gives_way_to[frame_id] = new_operation_id
 
     def _stay(self, frame_id: int) -> None:
         """The frame gives way to nobody."""
-        for newer, older in list(self._giving_way.items()):
-            older.pop(frame_id, None)
+        newer = self._gives_way_to.pop(frame_id, None)
+        if newer is not None:
+            older = self._giving_way[newer]
+            del older[frame_id]
             if not older:
                 del self._giving_way[newer]
 
     def remove(self, frame_id: int) -> None:
         """Forget an operation that has ended."""
         self._operations.pop(frame_id, None)
-        if self._giving_way:
-            self._stay(frame_id)
+        self._stay(frame_id)
         if not self._operations:
             self._idle.set()
 

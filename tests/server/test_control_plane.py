@@ -15,6 +15,9 @@ from nnrp_sched.engine.scripted import ScriptedEngine
 from nnrp_sched.observe.record import OperationRecord
 from nnrp_sched.profile import Cancelled, Completed, build_control, build_envelope
 from nnrp_sched.server import ServerLimits
+from nnrp_sched.server.ending import Asked, Ending
+from nnrp_sched.server.operation import Operation
+from nnrp_sched.server.session import Session
 from nnrp_sched.wire import (
     BudgetUpdate,
     ControlRequest,
@@ -541,3 +544,32 @@ class _Keeping(ScriptedEngine):
     async def complete(self, call: ChatCall) -> ChatBody:
         self.body = call.body
         return await super().complete(call)
+
+
+async def test_a_hundred_thousand_supersessions_cost_no_more_each_than_a_few() -> None:
+    """Who waits for whom is looked up, not searched for: nothing grows but the last words."""
+    session = Session(1, 1)
+    for frame_id in range(1, 1001):
+        session.add(frame_id, _Standing())
+    for number in range(100_000):
+        session.give_way(1 + number % 1000, 10_000 + number, "")
+    newest = _Standing()
+    session.add(1001, newest, 109_999)  # The last word of frame 1000.
+    assert [
+        frame_id
+        for frame_id, each in session.items()
+        if isinstance(each, _Standing) and each.endings
+    ] == [1000]
+    for frame_id in range(1, 1002):
+        session.remove(frame_id)
+    assert len(session) == 0
+
+
+class _Standing(Operation):
+    """An operation that only notes how it is ended."""
+
+    def __init__(self) -> None:
+        self.endings: list[Ending] = []
+
+    def stop(self, ending: Ending, diagnostic: str = "", asked: Asked | None = None) -> None:
+        self.endings.append(ending)

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from nnrp_sched.client import connect
