@@ -18,11 +18,16 @@ from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
+from nnrp_sched.wire import MessageType
+from nnrp_sched.wire.authentication import UNKNOWN_PEER_BYTES
 from nnrp_sched.wire.codec import HEADER_BYTES
 
 _LENGTHS: Final = struct.Struct("<II")
 _LENGTHS_OFFSET: Final = 12
 """Where a header tells the lengths of metadata and body."""
+
+_TYPE_OFFSET: Final = 6
+_HELLO: Final = bytes([MessageType.CLIENT_HELLO])
 
 _ORDERLY: Final = frozenset({CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, 1005})
 """Closing codes that say nothing is wrong; 1005 stands for none."""
@@ -171,6 +176,10 @@ class ServerWebSocketLayer(WebSocketLayer):
         self._path = path
         self._token = token
         self._authenticated = False
+        self._max_message_bytes = max_message_bytes
+        if token is not None:
+            # A stranger must not make us hold a large message before it has said the token.
+            self._server.max_message_size = min(max_message_bytes, UNKNOWN_PEER_BYTES)
 
     @property
     def authenticated(self) -> bool:
@@ -195,6 +204,12 @@ class ServerWebSocketLayer(WebSocketLayer):
             token.encode(errors="replace"), self._token
         )
         return self._authenticated
+
+    def _complete(self, message: bytes) -> Iterator[bytes]:
+        yield from super()._complete(message)
+        if message[_TYPE_OFFSET : _TYPE_OFFSET + 1] == _HELLO:
+            # Whoever brought the wrong token with it is about to be closed.
+            self._server.max_message_size = self._max_message_bytes
 
     def _reject(self, status: HTTPStatus, text: str) -> None:
         self._refusal = text

@@ -24,6 +24,7 @@ from nnrp_sched.transport import (
 )
 from nnrp_sched.transport.layered_carrier import LayeredCarrier
 from nnrp_sched.transport.websocket_layer import split_packets
+from nnrp_sched.wire import ClientConnection
 from tests.support.carriers import SECONDS, bodies, joined, packet, read_all
 
 pytestmark = pytest.mark.anyio
@@ -84,6 +85,12 @@ class Served:
             self.packets += bodies(data)
             self.arrived.set()
         self.ended.set()
+
+    async def until(self, count: int) -> None:
+        """Wait for so many packets."""
+        with anyio.fail_after(SECONDS):
+            while len(self.packets) < count:
+                await anyio.lowlevel.checkpoint()
 
     @asynccontextmanager
     async def upgraded(self, *headers: str) -> AsyncGenerator[Peer]:
@@ -324,6 +331,22 @@ async def test_without_a_token_in_the_request_the_hello_has_to_bring_it() -> Non
         await peer.frame(Opcode.BINARY, packet(b"x"))
         await served.arrived.wait()
         assert served.known == [False]
+
+
+async def test_a_stranger_sends_nothing_large_before_its_hello() -> None:
+    large = packet(bytes(2 * 1024 * 1024))
+    security = ServerSecurity(token="secret")
+    async with serving(security) as served:
+        async with served.upgraded() as peer:
+            await peer.frame(Opcode.BINARY, packet(b"a probe, say"))
+            await peer.frame(Opcode.BINARY, large)
+            assert await peer.close_code() == 1009
+        served.packets.clear()
+        async with served.upgraded() as peer:
+            await peer.frame(Opcode.BINARY, ClientConnection().hello(b"secret"))
+            await served.until(1)  # As every client waits for the answer to its hello.
+            await peer.frame(Opcode.BINARY, large)
+            await served.until(2)
 
 
 async def test_compression_is_not_agreed_to() -> None:
