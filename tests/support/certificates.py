@@ -4,7 +4,6 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-import trustme
 from msgspec import Struct
 
 
@@ -26,6 +25,9 @@ class Certificates(Struct, frozen=True):
 @cache
 def certificates() -> Certificates:
     """The files, made once a process; the server's names are localhost and the loopback."""
+    # The environments of older vLLM versions run the engine tests, and have no trustme.
+    import trustme
+
     directory = Path(tempfile.mkdtemp(prefix="nnrp-sched-certificates-"))
     authority, other = trustme.CA(), trustme.CA()
     paths: dict[str, Path] = {}

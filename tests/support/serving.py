@@ -40,9 +40,11 @@ async def scripted_server(
 ) -> AsyncGenerator["InMemory", None]:
     """A server whose connections are memory pairs, or of the kind that `place` is of."""
     async with background_tasks() as tasks:
-        server = Server(engine or ScriptedEngine(), limits, observers, server_security())
+        elsewhere = place is not None and place.kind != "memory"
+        security = server_security() if elsewhere else None
+        server = Server(engine or ScriptedEngine(), limits, observers, security)
         carriers = WeakSet[Carrier]()
-        if place is not None and place.kind != "memory":
+        if place is not None and elsewhere:
             await server.listen(place.endpoint, tasks)
 
         def dial(*, same_host: bool = True) -> Carrier:
