@@ -7,7 +7,8 @@ client is an error at once.
 import argparse
 import logging
 import sys
-from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import anyio
 
@@ -30,7 +31,8 @@ def main() -> int:
     asked = parser.parse_args()
     # A warning for each misbehaving peer is right, and of no interest here.
     logging.getLogger("nnrp_sched").setLevel(logging.ERROR)
-    report = anyio.run(partial(soak, asked.minutes * 60, asked.seed, _say))
+    with TemporaryDirectory() as directory:
+        report = anyio.run(soak, asked.minutes * 60, asked.seed, Path(directory), _say)
     _say(f"{report.healthy} healthy chats, all right, in {report.seconds:.0f} s")
     for way, count in sorted(report.ways.items()):
         _say(f"{count:8} x {way}")

@@ -10,6 +10,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -17,13 +19,12 @@ from msgspec import Struct
 
 from nnrp_sched.client import Session, connect
 from nnrp_sched.engine.scripted import ScriptedEngine
-from nnrp_sched.server import ServerLimits, serve
-from nnrp_sched.transport import parse_endpoint
+from nnrp_sched.server import Server, ServerLimits, serve
 from tests.soak.vandals import Vandal, catalogue
+from tests.support.carriers import ENDPOINTS, Place, client_security, server_security
 from tests.support.serving import body, script
 
 VANDALS = 6
-HEALTHY = 3
 _SECONDS = 60
 """The longest a healthy chat may take; none of them comes near it."""
 _LIMITS = ServerLimits(
@@ -53,61 +54,87 @@ class WrongResult(AssertionError):
 
 
 async def soak(
-    seconds: float, seed: int, progress: Callable[[str], None] = lambda _: None
+    seconds: float, seed: int, directory: Path, progress: Callable[[str], None] = lambda _: None
 ) -> Report:
-    """Run for so many seconds; raises `WrongResult` at the first wrong result."""
+    """Run for so many seconds on every carrier; raises `WrongResult` at the first wrong result.
+
+    `directory` is where a unix socket may be.
+    """
     engine = ScriptedEngine(slots=64)
     ended = Counter[str]()
-    found = catalogue()
-    endpoint = parse_endpoint("nnrp://127.0.0.1:0")
-    async with serve(
-        engine, [endpoint], _LIMITS, observers=[lambda record: ended.update([record.outcome])]
-    ) as server:
-        address = server.endpoints[0]
-        async with connect(address) as connection, connection.session() as session:
-            await _healthy_chat(session, random.Random(seed), 0)
-            gc.collect()
-            tasks, objects = len(asyncio.all_tasks()), len(gc.get_objects())
-            vandals = [Vandal(address, found, seed + number) for number in range(VANDALS)]
-            healthy = [0]
-            began = time.monotonic()
-            async with anyio.create_task_group() as group:
-                for vandal in vandals:
-                    group.start_soon(vandal.run)
-                for number in range(HEALTHY):
-                    group.start_soon(_healthy_client, session, seed + number, healthy)
-                while time.monotonic() - began < seconds:
-                    await anyio.sleep(min(10.0, seconds))
-                    done = sum((vandal.done for vandal in vandals), Counter[str]())
-                    progress(
-                        f"{time.monotonic() - began:.0f} s: {healthy[0]} healthy chats, "
-                        f"{sum(done.values())} vandals, {len(asyncio.all_tasks())} tasks, "
-                        f"{sum(ended.values())} operations"
-                    )
-                group.cancel_scope.cancel()
-            left: list[str] = []
-            with anyio.move_on_after(_SECONDS):
-                while len(server.connections) > 1 or len(server.admission):
-                    await anyio.lowlevel.checkpoint()
-            if len(server.connections) > 1:
-                left.append(f"{len(server.connections) - 1} connections")
-            if len(server.admission) or len(server.directory):
-                left.append(f"{len(server.admission)} operations")
-            if server.admission.control_operations:
-                left.append(f"{server.admission.control_operations} control requests")
-            if (await engine.queue()).operations:
-                left.append("calls in the engine")
-            await _healthy_chat(session, random.Random(seed), -1)
-            gc.collect()
-            return Report(
-                seconds=time.monotonic() - began,
-                healthy=healthy[0],
-                ways=sum((vandal.done for vandal in vandals), Counter[str]()),
-                operations=sum(ended.values()),
-                tasks=(tasks, len(asyncio.all_tasks())),
-                objects=(objects, len(gc.get_objects())),
-                left=left,
+    places = [Place(kind, directory) for kind in ENDPOINTS]
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(
+            serve(
+                engine,
+                [place.endpoint for place in places],
+                _LIMITS,
+                [lambda record: ended.update([record.outcome])],
+                server_security(),
             )
+        )
+        sessions: list[Session] = []
+        for address in server.endpoints:
+            connection = await stack.enter_async_context(
+                connect(address, security=client_security())
+            )
+            sessions.append(await stack.enter_async_context(connection.session()))
+        for session in sessions:
+            await _healthy_chat(session, random.Random(seed), 0)
+        found = catalogue()
+        before = _standing()
+        healthy, began = [0], time.monotonic()
+        vandals = [Vandal(server.endpoints, found, seed + n) for n in range(VANDALS)]
+        async with anyio.create_task_group() as group:
+            for vandal in vandals:
+                group.start_soon(vandal.run)
+            for number, session in enumerate(sessions):
+                group.start_soon(_healthy_client, session, seed + number, healthy)
+            while time.monotonic() - began < seconds:
+                await anyio.sleep(min(10.0, seconds))
+                progress(
+                    f"{time.monotonic() - began:.0f} s: {healthy[0]} healthy chats, "
+                    f"{sum(_ways(vandals).values())} vandals, {len(asyncio.all_tasks())} tasks, "
+                    f"{sum(ended.values())} operations"
+                )
+            group.cancel_scope.cancel()
+        left = await _left(server, engine, len(sessions))
+        for session in sessions:
+            await _healthy_chat(session, random.Random(seed), -1)
+        after = _standing()
+        return Report(
+            seconds=time.monotonic() - began,
+            healthy=healthy[0],
+            ways=_ways(vandals),
+            operations=sum(ended.values()),
+            tasks=(before[0], after[0]),
+            objects=(before[1], after[1]),
+            left=left,
+        )
+
+
+def _standing() -> tuple[int, int]:
+    gc.collect()
+    return len(asyncio.all_tasks()), len(gc.get_objects())
+
+
+def _ways(vandals: list[Vandal]) -> Counter[str]:
+    return sum((vandal.done for vandal in vandals), Counter[str]())
+
+
+async def _left(server: Server, engine: ScriptedEngine, healthy: int) -> list[str]:
+    """What of the vandals is still there when it had the time to go."""
+    with anyio.move_on_after(_SECONDS):
+        while len(server.connections) > healthy or len(server.admission):
+            await anyio.lowlevel.checkpoint()
+    counts = {
+        "connections": len(server.connections) - healthy,
+        "operations": len(server.admission),
+        "names": len(server.directory),
+        "control requests": server.admission.control_operations,
+        "calls in the engine": len((await engine.queue()).operations),
+    }
+    return [f"{count} {what}" for what, count in counts.items() if count]
 
 
 async def _healthy_client(session: Session, seed: int, done: list[int]) -> None:

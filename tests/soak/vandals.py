@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
@@ -12,6 +12,7 @@ from nnrp_sched.profile import build_control, build_envelope
 from nnrp_sched.transport import Endpoint, connect_carrier
 from nnrp_sched.wire import CapabilityToken
 from nnrp_sched.wire.enums import MessageType
+from tests.support.carriers import client_security
 from tests.support.raw_peer import RawPeer
 from tests.support.serving import body, script
 from tests.support.wire_mutations import Ids, Mutation, mutations, readdressed
@@ -38,8 +39,9 @@ def catalogue() -> list[Mutation]:
 class Vandal:
     """One peer after the other, each with a way of its own to do wrong."""
 
-    def __init__(self, endpoint: Endpoint, found: list[Mutation], seed: int) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoints: Sequence[Endpoint], found: list[Mutation], seed: int) -> None:
+        """Each peer comes over one of `endpoints`."""
+        self._endpoints = endpoints
         self._found = found
         self._random = random.Random(seed)
         self.done: Counter[str] = Counter()
@@ -59,7 +61,8 @@ class Vandal:
         """Go on until cancelled."""
         while True:
             name = self._random.choice(list(self._ways))
-            carrier = await connect_carrier(self._endpoint)
+            endpoint = self._random.choice(self._endpoints)
+            carrier = await connect_carrier(endpoint, client_security())
             peer = RawPeer(carrier)
             try:
                 with anyio.fail_after(_SECONDS):
