@@ -181,3 +181,15 @@ async def test_a_client_that_is_killed_in_mid_stream_frees_the_engine(tmp_path: 
             assert len((await server.engine.queue()).operations) == 1
             process.kill()
         await until_idle(server)
+
+
+async def test_a_refusal_for_lack_of_room_and_the_hint_before_it_leave_the_session_usable(
+    ours: Ours,
+) -> None:
+    session = await ours.connection.open()
+    await session.submit(1, 1, envelope(script(fail_status=503)))
+    refused = await session.result(1)
+    assert refused.document["error"]["code"] == "backend_overload"
+    await session.submit(2, 2, envelope(body("again")))
+    assert (await session.result(2)).document["type"] == "response.completed"
+    await session.close()
