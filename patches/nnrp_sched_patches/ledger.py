@@ -170,11 +170,11 @@ class Ledger:
                 # What the scheduler does not have is on its way, there or back.
                 part.state = name  # type: ignore[assignment]  # one of the literal's values
                 part.position = state.get("position")
+                known[1].tell()
             part.priority = state.get("priority", part.priority)
             part.engine_tokens = max(part.engine_tokens, state.get("tokens") or 0)
             part.queued = part.queued or _from_ns(state.get("queued_ns"))
             part.scheduled = part.scheduled or _from_ns(state.get("scheduled_ns"))
-            known[1].tell()
 
     def engine_died(self, reason: str, at: float) -> None:
         """The engine is gone, and everything live with it."""
