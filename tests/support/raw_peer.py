@@ -1,6 +1,7 @@
 """A client that speaks the wire itself, keeps every packet it gets, and can break the rules."""
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import anyio
@@ -66,6 +67,12 @@ class RawPeer:
             while not (found := self.terminals(frame_id)):
                 assert await self._pull(), "the stream ended before the terminal"
             return found[0]
+
+    async def until(self, holds: Callable[[list[Packet]], bool]) -> None:
+        """Read until something holds of all packets so far."""
+        with anyio.fail_after(SECONDS):
+            while not holds(self.packets):
+                assert await self._pull(), "the stream ended before that"
 
     async def _pull(self) -> bool:
         data = await self.carrier.receive()
