@@ -18,7 +18,7 @@ import pytest
 from nnrp_sched.engine.port import ChatCall
 from nnrp_sched_patches.launch import LaunchOptions, Serving, launch
 from tests.support import step_recorder
-from tests.support.abort_storm import Chat, Storm, chat_name, planned
+from tests.support.abort_storm import Chat, Storm, chat_name, parts_of, planned, untruth
 from tests.support.step_recorder import Life
 from tests.support.vllm_chats import body
 
@@ -63,10 +63,6 @@ class Outcome:
     """By histogram, how many samples are longer than the whole storm was."""
     left_behind: dict[str, int]
     depths: dict[str, Any]
-
-    def parts(self, chat: Chat) -> list[Life]:
-        """The requests that the engine had of a chat."""
-        return [life for one, life in self.lives.items() if chat_name(one) == chat.name]
 
 
 @pytest.fixture(scope="module")
@@ -196,23 +192,8 @@ async def test_the_storm_met_requests_in_every_state(storm: Outcome) -> None:
 
 
 async def test_every_abort_has_one_truth_and_it_is_the_engines(storm: Outcome) -> None:
-    for chat in storm.chats:
-        receipts = chat.receipts
-        assert bool(receipts) or chat.way in ("none", "cancel"), chat
-        assert all(receipt.authoritative for receipt in receipts), chat
-        # Only the latency of a receipt may be another: nothing, when it is told again.
-        told = {(one.state, one.accepted, one.tokens) for one in receipts}
-        assert len(told) <= 1, chat
-        lives = storm.parts(chat)
-        stopped = [life for life in lives if life.status == "FINISHED_ABORTED"]
-        for state, accepted, tokens in told:
-            assert accepted == (bool(stopped) or state == "admitting"), (chat, lives)
-            assert tokens == sum(life.tokens for life in lives), (chat, lives)
-            stood = {(life.stood or "").lower() for life in stopped}
-            if stopped:
-                assert state in stood, (chat, lives)
-            elif not accepted:
-                assert state == "finished", chat
+    found = {chat.name: untruth(chat, parts_of(chat, storm.lives)) for chat in storm.chats}
+    assert {name: fault for name, fault in found.items() if fault is not None} == {}
 
 
 async def test_callers_hear_the_end_that_their_chat_had(storm: Outcome) -> None:

@@ -16,6 +16,7 @@ from anyio.lowlevel import checkpoint
 from nnrp_sched.engine.port import AbortReceipt, ChatCall
 from nnrp_sched.errors import BackendError
 from nnrp_sched_patches.vllm_engine import VllmEngine
+from tests.support.step_recorder import Life
 from tests.support.vllm_chats import body
 
 Way = Literal["none", "engine", "operations", "list", "cancel"]
@@ -207,6 +208,32 @@ class Storm:
         by_name = {receipt.request_id: receipt for receipt in receipts}
         for chat in targets:
             chat.receipts.append(by_name[chat.name])
+
+
+def parts_of(chat: Chat, lives: dict[str, Life]) -> list[Life]:
+    """The requests that the engine had of a chat."""
+    return [life for one, life in lives.items() if chat_name(one) == chat.name]
+
+
+def untruth(chat: Chat, parts: list[Life]) -> str | None:
+    """What the receipts of a chat say other than the witness of its parts; None: nothing."""
+    # Only the latency may be another: nothing, when a receipt is told again.
+    told = {(one.state, one.accepted, one.tokens) for one in chat.receipts}
+    if not told:
+        return None if chat.way in ("none", "cancel") else "no receipt"
+    if len(told) > 1 or not all(receipt.authoritative for receipt in chat.receipts):
+        return f"no single truth: {chat.receipts}"
+    ((state, accepted, tokens),) = told
+    stopped = [life for life in parts if life.status == "FINISHED_ABORTED"]
+    made = sum(life.tokens for life in parts)
+    if tokens != made:
+        return f"{tokens} tokens told, {made} made"
+    if accepted != (bool(stopped) or state == "admitting"):
+        return f"accepted told as {accepted}, {len(stopped)} parts aborted"
+    possible = {(life.stood or "").lower() for life in stopped} or {"admitting", "finished"}
+    if state not in possible:
+        return f"{state} told, of {possible}"
+    return None
 
 
 def chat_name(internal_id: str) -> str:
