@@ -2,7 +2,6 @@
 
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import anyio
 import pytest
 
 from nnrp_sched.client import Connection, connect
-from nnrp_sched.errors import PeerUnreachable
 from nnrp_sched.profile import Completed, OutputTextDelta
 from tests.interop.native_sdk import KINDS
 from tests.interop.native_server import NativeChatServer, native_server
@@ -21,7 +19,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 MIB = 1024 * 1024
 SECONDS = 30
-ATTEMPTS = 20
 
 
 def free_port() -> int:
@@ -38,18 +35,11 @@ async def theirs(
 ) -> AsyncGenerator[tuple[NativeChatServer, Connection]]:
     """The SDK's server and our connection to it, on each carrier."""
     address = KINDS[request.param].address.format(folder=tmp_path, port=free_port())
-    async with native_server(request.param, address) as server, AsyncExitStack() as stack:
-        yield server, await dialled(address, stack)
-
-
-async def dialled(address: str, stack: AsyncExitStack) -> Connection:
-    """Our connection; the SDK gives up on handshakes that it does not finish within a slice."""
-    for _ in range(ATTEMPTS - 1):
-        try:
-            return await stack.enter_async_context(connect(address, security=client_security()))
-        except PeerUnreachable as error:
-            assert "QUIC" in str(error)
-    return await stack.enter_async_context(connect(address, security=client_security()))
+    async with (
+        native_server(request.param, address) as server,
+        connect(address, security=client_security()) as connection,
+    ):
+        yield server, connection
 
 
 Theirs = tuple[NativeChatServer, Connection]
