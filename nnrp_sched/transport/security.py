@@ -87,10 +87,11 @@ def server_context(security: ServerSecurity, *, websocket: bool = False) -> ssl.
 
 def client_context(security: ClientSecurity, *, websocket: bool = False) -> ssl.SSLContext:
     """The TLS of a connection. Raises `SecurityError` that names the file in question."""
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
-    if security.ca is not None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # Verifies certificate and name by itself.
+    if security.ca is None:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    else:
         # Only this authority: whoever names one does not mean all the others too.
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         _load_authorities(context, security.ca)
     if security.certificate is not None:
         _load_own(context, security.certificate, security.key)

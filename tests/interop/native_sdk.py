@@ -17,7 +17,9 @@ Its package has no type information, so all of it is `Any` here. What its releas
 8. It enforces neither credit nor the in-flight limit.
 9. Closing its server raises NativeInvalidHandleError when a client has just left: passed over.
 10. Its WebSocket takes frames of up to 16 MiB: a packet of 16 MiB has to come in several.
-11. Its client's and server's `close` with an operation in flight wait for that operation.
+11. Its server does handshake, hello and session inside `accept`, in slices of a millisecond, and
+    drops a client with whom it does not get through in one: the slices are made longer here.
+12. Its client's and server's `close` with an operation in flight wait for that operation.
 """
 
 import asyncio

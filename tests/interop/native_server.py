@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from importlib import import_module
 from typing import Any, Final
 
 import anyio
@@ -13,7 +14,9 @@ from nnrp_sched.transport import background_tasks
 from tests.interop.native_sdk import KINDS, SDK, der, document_of, key_der, poll, result_packet
 from tests.support.certificates import certificates
 
-ACCEPT_MS: Final = 20
+native: Final[Any] = import_module("nnrp.server.native")
+
+ACCEPT_MS: Final = 250
 
 
 class NativeChatServer:
@@ -125,6 +128,8 @@ async def native_server(kind: str, address: str) -> AsyncGenerator[NativeChatSer
             max_in_flight_operations=256, granted_operation_credit=256
         ),
     )
+    # What it does within one slice of `accept`, handshake, hello and session, it drops unfinished.
+    native.__dict__["_ACCEPT_POLL_SLICE_MS"] = ACCEPT_MS
     manager = SDK.listen_native_server(options)
     server = NativeChatServer(await asyncio.to_thread(manager.__enter__))
     try:

@@ -98,7 +98,7 @@ async def soak(
                     f"{sum(ended.values())} operations"
                 )
             group.cancel_scope.cancel()
-        left = await _left(server, engine, len(sessions))
+        left = await _left(server, engine, len(sessions), before[0])
         for session in sessions:
             await _healthy_chat(session, random.Random(seed), -1)
         after = _standing()
@@ -122,10 +122,14 @@ def _ways(vandals: list[Vandal]) -> Counter[str]:
     return sum((vandal.done for vandal in vandals), Counter[str]())
 
 
-async def _left(server: Server, engine: ScriptedEngine, healthy: int) -> list[str]:
+async def _left(server: Server, engine: ScriptedEngine, healthy: int, tasks: int) -> list[str]:
     """What of the vandals is still there when it had the time to go."""
     with anyio.move_on_after(_SECONDS):
-        while len(server.connections) > healthy or len(server.admission):
+        while (
+            len(server.connections) > healthy
+            or len(server.admission)
+            or len(asyncio.all_tasks()) > tasks
+        ):
             await anyio.lowlevel.checkpoint()
     counts = {
         "connections": len(server.connections) - healthy,
@@ -134,7 +138,10 @@ async def _left(server: Server, engine: ScriptedEngine, healthy: int) -> list[st
         "control requests": server.admission.control_operations,
         "calls in the engine": len((await engine.queue()).operations),
     }
-    return [f"{count} {what}" for what, count in counts.items() if count]
+    left = [f"{count} {what}" for what, count in counts.items() if count]
+    if len(asyncio.all_tasks()) > tasks:
+        left += sorted(f"task {task.get_coro()}" for task in asyncio.all_tasks())
+    return left
 
 
 async def _healthy_client(session: Session, seed: int, done: list[int]) -> None:
