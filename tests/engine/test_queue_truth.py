@@ -10,7 +10,7 @@ import pytest
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from nnrp_sched.client.connection import over_carrier
+from nnrp_sched.client.connect import over_carrier
 from nnrp_sched.engine.port import ChatCall
 from nnrp_sched.engine.records import QueuedRequest, QueueSnapshot
 from nnrp_sched.server import Server
