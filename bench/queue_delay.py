@@ -150,7 +150,9 @@ def report(seen: Observed) -> dict[str, Any]:
                 continue
             queued, scheduled = seen.truth[told.id]
             now = snapshot.taken_ms
-            waiting.append(abs(told.queue_delay_ms - (min(now, scheduled) - queued)))
+            if told.timings.first_token is None:
+                # From the first token on the ledger has vLLM's own times, and no error to count.
+                waiting.append(abs(told.queue_delay_ms - (min(now, scheduled) - queued)))
             if told.state == "waiting":
                 first.setdefault(told.id, now)
                 if told.estimate_ms is not None and told.position is not None and now < scheduled:

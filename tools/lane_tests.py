@@ -1,18 +1,22 @@
-"""Runs the engine tests in one lane and counts what they came to. Stdlib only."""
+"""Runs the engine tests in lanes, some at once, and counts what they came to. Stdlib only."""
 
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from tools import lane_build, lane_record, steps
+from tools import lane_record
 from tools.engine_lanes import Lane
 from tools.lane_record import LaneRun
 from tools.steps import ROOT, say
 
 ENGINE_LOCK = Path(tempfile.gettempdir()) / "engine.lock"
-"""Held while engine tests run: two engines at once are too much for a small machine."""
+"""Held while engine tests run: one checkout's at a time."""
+AT_ONCE = 2
+"""Lanes that run at the same time: most of a lane's time one process of it starts, on one core."""
 
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 TESTED = ("tests/engine", "tests/patches")
@@ -21,21 +25,36 @@ FOR_ALL_VERSIONS = ("tests/patches/test_each_seam.py", "tests/patches/test_seam_
 """They read the sources of every version, whatever the lane: `make test` is enough for them."""
 
 
-def run(lane: Lane, arguments: Sequence[str]) -> LaneRun:
-    """Run the engine tests in a lane that is built; `arguments` are further ones of pytest's."""
-    say(f"engine tests on vLLM {lane.version}")
-    with (
-        steps.locked(ENGINE_LOCK),
-        tempfile.TemporaryDirectory(prefix="nnrp-sched-") as scratch,
-    ):
-        if not lane.everyday:
-            # Another checkout may have taken the lane while this one waited.
-            lane_build.build(lane)
+def run(lanes: Sequence[Lane], arguments: Sequence[str]) -> Iterator[LaneRun]:
+    """Run the engine tests in lanes that are built; each lane's outcome when it is there.
+
+    `arguments` are further ones of pytest's. What a lane's pytest prints is shown when it ended.
+    """
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for ended in as_completed([pool.submit(_run, lane, arguments) for lane in lanes]):
+            ran, printed = ended.result()
+            say(f"vLLM {ran.version} printed:")
+            sys.stdout.write(printed)
+            sys.stdout.flush()
+            yield ran
+
+
+def _run(lane: Lane, arguments: Sequence[str]) -> tuple[LaneRun, str]:
+    say(f"engine tests on vLLM {lane.version}; what they print follows at their end")
+    with tempfile.TemporaryDirectory(prefix="nnrp-sched-") as scratch:
         started = time.monotonic()
-        report = Path(scratch) / "report.xml"
+        report, log = Path(scratch) / "report.xml", Path(scratch) / "log"
         left_out = (f"--ignore={path}" for path in FOR_ALL_VERSIONS)
         paths = (*TESTED, *left_out, f"--junit-xml={report}")
         command = (str(lane.python), *PYTEST, *paths, *arguments)
-        environment = lane.environment()
-        code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-        return lane_record.counted(report, lane, code, time.monotonic() - started)
+        with log.open("wb") as output:
+            code = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=lane.environment(),
+                check=False,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            ).returncode
+        ran = lane_record.counted(report, lane, code, time.monotonic() - started)
+        return ran, log.read_text(encoding="utf-8", errors="replace")

@@ -84,15 +84,12 @@ def run(lanes: Sequence[Lane], command: Sequence[str]) -> int:
 def test(lanes: Sequence[Lane], arguments: Sequence[str]) -> int:
     """Run the engine tests in each lane; a line of outcome for each."""
     started, commit, date = time.monotonic(), lane_record.commit(), lane_record.now()
-    report = _built(lanes)
-    for lane in report.ready:
-        try:
-            ran = lane_tests.run(lane, arguments)
-        except SetupError as error:
-            report.leave_out(lane, error)
-            continue
-        report.failed = report.failed or ran.outcome != lane_record.PASSED
-        report.runs[lane.version] = ran
+    # Another checkout would take the lanes for itself.
+    with steps.locked(lane_tests.ENGINE_LOCK):
+        report = _built(lanes)
+        for ran in lane_tests.run(report.ready, arguments):
+            report.failed = report.failed or ran.outcome != lane_record.PASSED
+            report.runs[ran.version] = ran
     complete = list(lanes) == list(LANES) and not arguments
     if complete:
         seconds = round(time.monotonic() - started)

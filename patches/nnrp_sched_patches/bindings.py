@@ -79,7 +79,7 @@ FAMILIES = (
     Family(
         name="0.18.x",
         versions=">=0.18,<0.19",
-        tested=(),
+        tested=("0.18.1",),
         probes=(
             _lacks(*_CONSTRUCTOR, "hash_block_size"),
             _has(_REQUEST, "RequestStatus.WAITING_FOR_FSM", SeamKind.ATTRIBUTE),

@@ -27,11 +27,17 @@ def http_records(
     """
     loop = asyncio.get_running_loop()
 
+    settling: set[int] = set()
+
     def tell(entry: Entry) -> None:
-        observer(record_of(entry, description))
+        settling.discard(id(entry))
+        # A request whose input is a stream has no part at first, and goes on.
+        if entry.finished is not None:
+            observer(record_of(entry, description))
 
     def ended(entry: Entry) -> None:
-        if entry.source == "http":
+        if entry.source == "http" and id(entry) not in settling:
+            settling.add(id(entry))
             loop.call_later(settled_s, tell, entry)
 
     return ended

@@ -1,4 +1,4 @@
-"""One real vLLM on the embedded model, shared by the tests that only talk to it.
+"""Two real vLLMs on the embedded model, shared by the tests that only talk to them.
 
 A machine without vLLM fails these tests. `NNRP_SCHED_ENGINE=absent` leaves them out on purpose.
 """
@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from nnrp_sched_patches.launch import LaunchOptions, Serving, launch
+from tests.support.two_slots import OPTIONS
 
 _HERE = Path(__file__).parent
-_SHARED = "serving"
+_SHARED = ("serving", "two_slots")
+"""The fixtures, the one that starts last first."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -28,9 +30,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.timeout(400))
         # vLLM and what it imports warn of their own affairs.
         item.add_marker(pytest.mark.filterwarnings("default"))
-    # Two engines at once are too much for a small machine: the shared one starts last, and stays.
-    ours.sort(key=lambda item: _SHARED in getattr(item, "fixturenames", ()))
+    # Two busy engines are too much for a small machine: the shared ones start last, and stay.
+    ours.sort(key=_shared)
     items[:] = [*ours, *rest]
+
+
+def _shared(item: pytest.Item) -> list[bool]:
+    return [name in getattr(item, "fixturenames", ()) for name in _SHARED]
 
 
 @pytest.fixture(scope="session")
@@ -43,4 +49,11 @@ def anyio_backend() -> str:
 async def serving(anyio_backend: str) -> AsyncIterator[Serving]:
     """A patched vLLM with its HTTP server."""
     async with launch(LaunchOptions(http="127.0.0.1:0", patch=True)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+async def two_slots(anyio_backend: str) -> AsyncIterator[Serving]:
+    """A patched vLLM with its HTTP server, that runs two requests at once, by priority."""
+    async with launch(OPTIONS) as running:
         yield running

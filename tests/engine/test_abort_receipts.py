@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +17,6 @@ from tests.support.vllm_chats import body
 
 pytestmark = pytest.mark.anyio
 
-SLOTS = 2
 # Never counted up by vLLM for our aborts of requests that had no token.
 WATCHED = (
     "vllm:time_to_first_token_seconds_count",
@@ -33,15 +31,6 @@ WATCHED = (
 def long(**members: Any) -> dict[str, Any]:
     """A chat that goes on for long."""
     return body("Count.", max_tokens=1500, ignore_eos=True, **members)
-
-
-@pytest.fixture(scope="module")
-async def narrow(anyio_backend: str) -> AsyncIterator[Serving]:
-    """A patched vLLM that runs two requests at once."""
-    del anyio_backend
-    options = LaunchOptions(patch=True, vllm_arguments=("--max-num-seqs", str(SLOTS)))
-    async with launch(options) as running:
-        yield running
 
 
 class Chats:
@@ -97,9 +86,9 @@ def _counters() -> dict[str, float]:
 
 
 async def test_running_and_waiting_requests_are_taken_out_by_the_scheduler(
-    narrow: Serving,
+    two_slots: Serving,
 ) -> None:
-    chats = Chats(narrow)
+    chats = Chats(two_slots)
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             for name in ("r0", "r1"):
@@ -123,29 +112,29 @@ async def test_running_and_waiting_requests_are_taken_out_by_the_scheduler(
         one for one in receipts if one.request_id != "never"
     ]
     assert chats.reasons == {name: ["abort"] for name in ("r0", "r1", "w0")}
-    await _clean(narrow)
+    await _clean(two_slots)
 
 
 async def test_an_abort_before_vllms_frontend_has_the_request_is_told_as_admitting(
-    narrow: Serving,
+    two_slots: Serving,
 ) -> None:
-    chats = Chats(narrow)
+    chats = Chats(two_slots)
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(chats.serve, "early")
-            while narrow.engine.ledger.find("early") is None:
+            while two_slots.engine.ledger.find("early") is None:
                 await checkpoint()
             await chats.abort("early")
     ((receipt,),) = chats.heard
     assert (receipt.state, receipt.accepted, receipt.authoritative) == ("admitting", True, True)
     assert (receipt.tokens, chats.reasons) == (0, {"early": 499})
-    await _clean(narrow)
+    await _clean(two_slots)
 
 
-async def test_a_finished_request_is_told_from_one_that_never_was(narrow: Serving) -> None:
+async def test_a_finished_request_is_told_from_one_that_never_was(two_slots: Serving) -> None:
     with anyio.fail_after(60):
-        await narrow.engine.complete(ChatCall("over", body(max_tokens=3, ignore_eos=True)))
-        over, never = await Chats(narrow).abort("over", "never")
+        await two_slots.engine.complete(ChatCall("over", body(max_tokens=3, ignore_eos=True)))
+        over, never = await Chats(two_slots).abort("over", "never")
     assert (over.state, over.accepted, over.authoritative, over.tokens) == (
         "finished",
         False,
@@ -157,9 +146,9 @@ async def test_a_finished_request_is_told_from_one_that_never_was(narrow: Servin
 
 @pytest.mark.parametrize("waiting", [False, True])
 async def test_all_choices_of_a_request_go_together_and_leave_no_parent(
-    narrow: Serving, waiting: bool
+    two_slots: Serving, waiting: bool
 ) -> None:
-    chats = Chats(narrow)
+    chats = Chats(two_slots)
     blockers = ("b0", "b1") if waiting else ()
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
@@ -177,13 +166,13 @@ async def test_all_choices_of_a_request_go_together_and_leave_no_parent(
     assert receipts[0].state == ("waiting" if waiting else "running")
     assert (receipts[0].accepted, receipts[0].authoritative) == (True, True)
     assert chats.reasons["three"] == ["abort"] * 3
-    await _clean(narrow)
+    await _clean(two_slots)
 
 
 async def test_vllms_statistics_know_nothing_of_a_request_aborted_while_it_waits(
-    narrow: Serving,
+    two_slots: Serving,
 ) -> None:
-    chats = Chats(narrow)
+    chats = Chats(two_slots)
     before: dict[str, float] = {}
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
@@ -191,7 +180,7 @@ async def test_vllms_statistics_know_nothing_of_a_request_aborted_while_it_waits
                 tasks.start_soon(chats.serve, name)
             await chats.reach(r0="running", r1="running")
             # Both have their first token when the counters are read.
-            while any(entry.timings.first_token is None for entry in narrow.engine.ledger.live):
+            while any(entry.timings.first_token is None for entry in two_slots.engine.ledger.live):
                 await checkpoint()
             tasks.start_soon(chats.serve, "w0")
             await chats.reach(w0="waiting")
@@ -201,15 +190,15 @@ async def test_vllms_statistics_know_nothing_of_a_request_aborted_while_it_waits
         after = _counters()
     assert len(before) >= len(WATCHED)
     assert after == before
-    await _clean(narrow)
+    await _clean(two_slots)
 
 
-async def test_concurrent_aborts_of_one_request_hear_the_same(narrow: Serving) -> None:
-    chats = Chats(narrow)
+async def test_concurrent_aborts_of_one_request_hear_the_same(two_slots: Serving) -> None:
+    chats = Chats(two_slots)
     receipts: list[AbortReceipt] = []
 
     async def abort() -> None:
-        receipts.append(await narrow.engine.abort("one"))
+        receipts.append(await two_slots.engine.abort("one"))
 
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
@@ -219,16 +208,16 @@ async def test_concurrent_aborts_of_one_request_hear_the_same(narrow: Serving) -
                 tasks.start_soon(abort)
     assert len(set(map(str, receipts))) == 1
     assert (receipts[0].state, receipts[0].accepted) == ("running", True)
-    await _clean(narrow)
+    await _clean(two_slots)
 
 
-async def test_a_cancelled_call_has_left_the_engine_when_it_returns(narrow: Serving) -> None:
+async def test_a_cancelled_call_has_left_the_engine_when_it_returns(two_slots: Serving) -> None:
     with anyio.fail_after(60):
-        stream = narrow.engine.stream(ChatCall("left", long(stream=True)))
+        stream = two_slots.engine.stream(ChatCall("left", long(stream=True)))
         await anext(stream)
         await stream.aclose()
-        await _clean(narrow)
-    entry = narrow.engine.ledger.find("left")
+        await _clean(two_slots)
+    entry = two_slots.engine.ledger.find("left")
     assert entry is not None
     assert entry.receipt is not None
     assert (entry.receipt.state, entry.receipt.authoritative) == ("running", True)

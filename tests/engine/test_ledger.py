@@ -1,9 +1,8 @@
 """The ledger against a real engine: what it says of requests while they wait, run and end."""
 
 import json
-import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -14,12 +13,12 @@ from anyio.lowlevel import checkpoint
 
 from nnrp_sched.engine.port import ChatCall
 from nnrp_sched.engine.records import Caller, QueuedRequest, QueueSnapshot
-from nnrp_sched_patches.launch import LaunchOptions, Serving, launch
+from nnrp_sched_patches.launch import Serving
+from tests.support.two_slots import SLOTS
 from tests.support.vllm_chats import MODEL, body
 
 pytestmark = pytest.mark.anyio
 
-SLOTS = 2
 STEP_MS = 2.0
 """The allowance for a reported queue delay."""
 
@@ -27,19 +26,6 @@ STEP_MS = 2.0
 def long(**members: Any) -> dict[str, Any]:
     """A chat that goes on for long."""
     return body("Count.", max_tokens=1500, ignore_eos=True, **members)
-
-
-@pytest.fixture(scope="module")
-async def narrow(anyio_backend: str) -> AsyncIterator[Serving]:
-    """A patched vLLM that runs two requests at once."""
-    del anyio_backend
-    options = LaunchOptions(
-        http="127.0.0.1:0",
-        patch=True,
-        vllm_arguments=("--max-num-seqs", str(SLOTS), "--scheduling-policy", "priority"),
-    )
-    async with launch(options) as running:
-        yield running
 
 
 Shown = dict[str, QueuedRequest]
@@ -67,8 +53,8 @@ async def _nothing_left(serving: Serving) -> None:
     assert (processor.request_states, processor.parent_requests) == ({}, {})
 
 
-async def test_waiting_requests_are_seen_with_caller_place_and_delay(narrow: Serving) -> None:
-    engine = narrow.engine
+async def test_waiting_requests_are_seen_with_caller_place_and_delay(two_slots: Serving) -> None:
+    engine = two_slots.engine
     assert (engine.description.live_queue, engine.description.priority_policy) == (True, "priority")
     with anyio.fail_after(60):
         # vLLM's first chat loads what later ones have.
@@ -76,14 +62,13 @@ async def test_waiting_requests_are_seen_with_caller_place_and_delay(narrow: Ser
         async with anyio.create_task_group() as tasks:
             for number in range(SLOTS):
                 tasks.start_soon(engine.complete, ChatCall(f"run-{number}", long()))
-            await _until(narrow, _states({f"run-{number}": "running" for number in range(SLOTS)}))
+            await _until(
+                two_slots, _states({f"run-{number}": "running" for number in range(SLOTS)})
+            )
             for number in range(3):
                 caller = Caller("program", f"agent-{number}", "root", f"1.{number}")
                 tasks.start_soon(engine.complete, ChatCall(f"wait-{number}", long(), caller=caller))
-            began = time.monotonic()
-            await _until(narrow, lambda shown: {f"1.{n}" for n in range(3)} <= shown.keys())
-            assert time.monotonic() - began < 0.1
-            await _until(narrow, _states({f"1.{n}": "waiting" for n in range(3)}))
+            await _until(two_slots, _states({f"1.{n}": "waiting" for n in range(3)}))
             snapshot = await engine.queue()
             waiting = [one for one in snapshot.operations if one.state == "waiting"]
             assert snapshot.authoritative
@@ -95,7 +80,7 @@ async def test_waiting_requests_are_seen_with_caller_place_and_delay(narrow: Ser
             ]
             assert [one.agent for one in waiting] == ["agent-0", "agent-1", "agent-2"]
             assert all(one.timings.scheduled is None for one in waiting)
-            later = await _until(narrow, lambda shown: shown["1.0"].queue_delay_ms > 50)
+            later = await _until(two_slots, lambda shown: shown["1.0"].queue_delay_ms > 50)
             assert later.taken_ms > snapshot.taken_ms
             changed = await engine.reprioritize("1.2", -5)
             assert (changed.applied, changed.reason) == (True, "applied")
@@ -113,11 +98,11 @@ async def test_waiting_requests_are_seen_with_caller_place_and_delay(narrow: Ser
             receipts = await engine.abort_operations(["run-0", "run-1", "no"], by="id")
             assert [one.state for one in receipts] == ["running", "running", "unknown"]
             assert [one.authoritative for one in receipts] == [True] * 3
-        await _nothing_left(narrow)
+        await _nothing_left(two_slots)
 
 
-async def test_the_ledgers_times_are_the_schedulers_own(narrow: Serving) -> None:
-    llm = narrow.engine.async_llm
+async def test_the_ledgers_times_are_the_schedulers_own(two_slots: Serving) -> None:
+    llm = two_slots.engine.async_llm
     params = import_module("vllm").SamplingParams
     finals: dict[str, Any] = {}
 
@@ -132,7 +117,7 @@ async def test_the_ledgers_times_are_the_schedulers_own(narrow: Serving) -> None
             for name in names:
                 tasks.start_soon(serve, name)
     for name in names:
-        entry = narrow.engine.ledger.find(name)
+        entry = two_slots.engine.ledger.find(name)
         assert entry is not None
         times, own = entry.timings, finals[name].metrics
         assert (entry.state, entry.reason, entry.tokens) == ("finished", "length", 12)
@@ -148,12 +133,12 @@ async def test_the_ledgers_times_are_the_schedulers_own(narrow: Serving) -> None
         assert order == sorted(time for time in order if time is not None)
 
 
-async def test_http_requests_are_in_the_ledger_with_who_sent_them(narrow: Serving) -> None:
+async def test_http_requests_are_in_the_ledger_with_who_sent_them(two_slots: Serving) -> None:
     ended: list[Any] = []
 
     def post() -> None:
         request = urllib.request.Request(
-            f"http://{narrow.http}/v1/chat/completions",
+            f"http://{two_slots.http}/v1/chat/completions",
             json.dumps(long()).encode(),
             {
                 "Content-Type": "application/json",
@@ -170,24 +155,24 @@ async def test_http_requests_are_in_the_ledger_with_who_sent_them(narrow: Servin
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(anyio.to_thread.run_sync, post)
-            snapshot = await _until(narrow, _states({"chatcmpl-mine": "running"}))
+            snapshot = await _until(two_slots, _states({"chatcmpl-mine": "running"}))
             (shown,) = snapshot.operations
             assert (shown.program, shown.agent, shown.parent) == ("session", "agent", "parent")
             assert shown.source == "http"
-            entry = narrow.engine.ledger.find("chatcmpl-mine")
+            entry = two_slots.engine.ledger.find("chatcmpl-mine")
             assert entry is not None
             assert (entry.traceparent or "").startswith("00-0af7")
-            (receipt,) = await narrow.engine.abort_operations(["chatcmpl-mine"], by="id")
+            (receipt,) = await two_slots.engine.abort_operations(["chatcmpl-mine"], by="id")
             assert (receipt.state, receipt.accepted) == ("running", True)
     assert ended[0]["choices"][0]["finish_reason"] == "abort"
     assert ended[0]["model"] == MODEL
-    await _nothing_left(narrow)
+    await _nothing_left(two_slots)
 
 
 async def test_an_abort_by_a_shared_external_id_hits_the_meant_request_only(
-    narrow: Serving,
+    two_slots: Serving,
 ) -> None:
-    llm = narrow.engine.async_llm
+    llm = two_slots.engine.async_llm
     params = import_module("vllm").SamplingParams
     reasons: dict[int, str] = {}
 
@@ -199,18 +184,18 @@ async def test_an_abort_by_a_shared_external_id_hits_the_meant_request_only(
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve, 0)
-            await _until(narrow, _states({"twin": "running"}))
+            await _until(two_slots, _states({"twin": "running"}))
             tasks.start_soon(serve, 1)
-            await _until(narrow, _states({"twin": "running", "twin#2": "running"}))
-            await narrow.engine.abort_operations(["twin"], by="id")
+            await _until(two_slots, _states({"twin": "running", "twin#2": "running"}))
+            await two_slots.engine.abort_operations(["twin"], by="id")
     assert reasons == {0: "abort", 1: "length"}
-    await _nothing_left(narrow)
+    await _nothing_left(two_slots)
 
 
 async def test_a_cancel_during_admission_leaves_no_registered_request(
-    narrow: Serving, monkeypatch: pytest.MonkeyPatch
+    two_slots: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm = narrow.engine.async_llm
+    llm = two_slots.engine.async_llm
     params = import_module("vllm").SamplingParams
     sending = 0
     send = llm.engine_core.add_request_async
@@ -235,5 +220,5 @@ async def test_a_cancel_during_admission_leaves_no_registered_request(
                 await checkpoint()
             assert len(llm.output_processor.request_states) >= 10
             tasks.cancel_scope.cancel()
-        await _nothing_left(narrow)
+        await _nothing_left(two_slots)
     assert dict(llm.output_processor.external_req_ids) == {}

@@ -4,6 +4,7 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
 from nnrp_sched.engine.port import EngineDescription
 from nnrp_sched.engine.records import AbortReceipt, Caller
@@ -127,3 +128,21 @@ async def test_a_request_through_middleware_and_hooks_is_told_once_with_its_trac
         ("decode", 2500.0, 3000.0),
     ]
     assert record.output_tokens == 1
+
+
+async def test_a_request_that_goes_on_after_an_end_is_told_of_once_at_its_last() -> None:
+    told: list[OperationRecord] = []
+    ledger = Ledger()
+    ledger.on_end = http_records(told.append, DESCRIPTION, settled_s=0)
+    entry = ledger.open(Caller(), "http", external_id="streamed", at=1.0)
+    ledger.close(entry, "refused", 2.0)
+    # Its first piece comes before the record is made.
+    ledger.register(entry, Part("streamed-1", "streamed-1", registered=3.0))
+    with anyio.fail_after(5):
+        for _ in range(3):
+            await checkpoint()
+        assert told == []
+        ledger.end_part("streamed-1", "stop", 5.0)
+        while not told:
+            await checkpoint()
+    assert [(one.outcome, one.ended) for one in told] == [("completed", 5.0)]

@@ -1,5 +1,7 @@
 """What is counted, kept and told of a run of the engine tests."""
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,9 +62,9 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def current(lane: Lane) -> bool:
         return bool(lane.version)
 
-    def run(lane: Lane, arguments: list[str]) -> LaneRun:
-        failed = arguments == ["-k", "broken"]
-        return LaneRun(lane.version, "FAILED with code 1" if failed else "passed", "3.12.1")
+    def run(asked: list[Lane], arguments: list[str]) -> Iterator[LaneRun]:
+        outcome = "FAILED with code 1" if arguments == ["-k", "broken"] else "passed"
+        return (LaneRun(lane.version, outcome, "3.12.1") for lane in reversed(asked))
 
     def step(text: str, *command: str) -> str:
         return f"{text}{command}"
@@ -71,6 +73,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(lanes, "_current", current)
     monkeypatch.setattr(lane_tests, "run", run)
     monkeypatch.setattr(steps, "run", step)
+    monkeypatch.setattr(lane_tests, "ENGINE_LOCK", tmp_path / "lock")
     monkeypatch.setattr(lane_record, "RECORD", tmp_path / "record.json")
     monkeypatch.setattr(lane_record, "commit", lambda: "abc")
     return tmp_path / "record.json"
@@ -111,15 +114,15 @@ def test_a_lane_whose_tests_fail_fails_the_run(capsys: pytest.CaptureFixture[str
     assert "lane 0.18.1: FAILED with code 1" in capsys.readouterr().err
 
 
-def test_a_lane_lost_while_it_waited_fails_the_run_and_the_others_go_on(
+def test_a_lane_that_cannot_be_built_fails_the_run_and_the_others_go_on(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(lane: Lane, arguments: list[str]) -> LaneRun:
+    def build(lane: Lane) -> bool:
         if lane is LANES[0]:
-            raise SetupError(f"no index\nwhat pip said{arguments}")
-        return LaneRun(lane.version, "passed", "3.12.1")
+            raise SetupError("no index\nwhat pip said")
+        return False
 
-    monkeypatch.setattr(lane_tests, "run", run)
+    monkeypatch.setattr(lane_build, "build", build)
     assert lanes.test(LANES, []) == 1
     assert kept.exists()
     record = lane_record.read()
@@ -128,6 +131,19 @@ def test_a_lane_lost_while_it_waited_fails_the_run_and_the_others_go_on(
         "FAILED to build: no index",
         *["passed"] * (len(LANES) - 1),
     ]
+
+
+def test_what_a_lane_printed_is_shown_whole_when_it_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        lane_tests, "PYTEST", ("-c", "import sys; print(sys.argv[-1]); sys.exit(3)")
+    )
+    monkeypatch.setattr(Lane, "python", Path(sys.executable))
+    ran = list(lane_tests.run(LANES, ["last"]))
+    assert {lane.version for lane in ran} == {lane.version for lane in LANES}
+    assert {lane.outcome for lane in ran} == {"FAILED with code 3, without a report"}
+    assert capsys.readouterr().out == "last\n" * len(LANES)
 
 
 def test_the_rows_of_a_lane_without_tests_are_empty_but_for_its_outcome() -> None:
