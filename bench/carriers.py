@@ -25,6 +25,7 @@ from typing import Any
 import anyio
 import trustme
 
+from bench.streams.chunks import Stream
 from bench.streams.clients import nnrp_stream
 from bench.streams.servers import ChunkEngine
 from bench.wire_streams import MEASURES, rate, summary
@@ -70,7 +71,7 @@ async def measure(
     found: dict[tuple[str, str], list[Any]] = {}
     setups: dict[str, list[float]] = {name: [] for name in endpoints}
     async with AsyncExitStack() as stack:
-        streams = {}
+        streams: dict[str, Stream] = {}
         for name, endpoint in endpoints.items():
             connection = await stack.enter_async_context(connect(endpoint, security=security))
             session = await stack.enter_async_context(connection.session())
