@@ -33,6 +33,18 @@ def _options(*options: Option) -> Option:
     return decorated
 
 
+def _pairs(
+    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise click.BadParameter(f"expected NAME=VALUE, not {text!r}")
+        pairs[name] = value
+    return pairs
+
+
 _folder = click.Path(exists=True, file_okay=False, path_type=Path)
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -64,6 +76,7 @@ _selection = _options(
         "--parameter",
         "parameters",
         multiple=True,
+        callback=_pairs,
         metavar="NAME=VALUE",
         help="A value for a parameter of the recipes; MODEL_ID is by default the first model.",
     ),

@@ -12,7 +12,6 @@ from nnrp_sched.cli.child import started_server
 from nnrp_sched.conformance import (
     CaseResult,
     Plan,
-    RecipeError,
     Targets,
     build_plan,
     default_folders,
@@ -49,7 +48,7 @@ class Selection(Struct, frozen=True):
     folders: tuple[Path, ...]
     suite_only: bool
     manifest: Path | None
-    parameters: tuple[str, ...]
+    parameters: dict[str, str]
     critical_extensions: tuple[str, ...]
 
 
@@ -111,21 +110,11 @@ def _built(selection: Selection, manifest: JsonObject, models: list[str], output
         load_recipes(folders),
         manifest,
         model=EXAMPLE_MODEL if EXAMPLE_MODEL in models or not models else models[0],
-        parameters=_parameters(selection.parameters),
+        parameters=selection.parameters,
         capabilities={SCRIPTED},
         critical_extensions=selection.critical_extensions,
         output=output,
     )
-
-
-def _parameters(given: tuple[str, ...]) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for text in given:
-        name, separator, value = text.partition("=")
-        if not separator or not name:
-            raise RecipeError(f"--parameter wants NAME=VALUE, not {text!r}")
-        pairs[name] = value
-    return pairs
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from nnrp_sched.conformance.files import (
     root,
 )
 from tests.cli.test_commands import run, serving
+from tests.support.certificates import certificates
 
 SUITE = 8
 
@@ -64,6 +65,19 @@ def test_a_named_endpoint_is_the_one_that_is_tried() -> None:
     report = json.loads(done.stdout)
     elsewhere = {case["id"] for case in report["cases"] if case["target"] != endpoint}
     assert elsewhere == {"openai-compatible.chat.tool-call-delta"}, "it is up to the model"
+
+
+def test_a_protected_endpoint_is_tried_with_its_authority_and_token() -> None:
+    files = certificates()
+    flags = ("--tls-certificate", str(files.server), "--tls-key", str(files.server_key))
+    with serving("--listen", "nnrps://127.0.0.1:0", *flags, "--token", "secret") as (_, ready):
+        wanted = ("--suite", "--endpoint", ready["endpoints"][0])
+        proof = ("--tls-ca", str(files.authority), "--token", "secret")
+        allowed = run("conformance", *wanted, *proof)
+        refused = run("conformance", *wanted, *proof[:2])
+    assert allowed.stdout.splitlines()[-1] == f"{SUITE} passed, 0 failed"
+    assert refused.returncode == 5
+    assert "token" in refused.stderr
 
 
 def test_plan_prints_what_run_plan_takes(tmp_path: Path) -> None:

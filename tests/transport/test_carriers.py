@@ -21,8 +21,8 @@ each_kind = pytest.mark.parametrize("kind", ["memory", *ENDPOINTS])
 
 @cache
 def large(kind: str) -> bytes:
-    """More than the buffers on the way hold: 32 MiB, and 4 MiB where the window is ours."""
-    return packet(bytes(range(256)) * 4096) * (4 if kind == "quic" else 32)
+    """More than the buffers on the way hold: 16 MiB, and 4 MiB where the window is ours."""
+    return packet(bytes(range(256)) * 4096) * (4 if kind == "quic" else 16)
 
 
 @each_kind
