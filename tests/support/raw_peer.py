@@ -17,10 +17,12 @@ from nnrp_sched.wire import (
     Packet,
     PacketReader,
     PartialReceived,
+    ProgressStage,
     ResultDropped,
     ResultReceived,
     SessionOpened,
 )
+from nnrp_sched.wire.operation_messages import Progress
 
 SECONDS = 20
 E = TypeVar("E", bound=ClientEvent)
@@ -135,4 +137,13 @@ class RawPeer:
             packet
             for packet in self.packets
             if packet.frame_id == frame_id and packet.message_type in kinds
+        ]
+
+    def stages(self, frame_id: int) -> list[ProgressStage]:
+        """The stages that PROGRESS told of a frame so far."""
+        packets = [each for each in self.packets if each.frame_id == frame_id]
+        return [
+            ProgressStage(packet.metadata.stage)
+            for packet in packets
+            if isinstance(packet.metadata, Progress)
         ]
