@@ -5,7 +5,7 @@ ARGS ?=
 LANES ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test test-engines lint bench
+.PHONY: help setup demo run test test-engines soak lint bench
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ pytest = $(BIN)/python -m pytest $(1) $(ARGS) || { [ $$? -eq 5 ] && [ -n "$(NARR
 # Without LANES and ARGS the run is recorded in docs/.
 test-engines: setup ## run the engine tests on every vLLM lane (15 GB, once; LANES and ARGS select)
 	@$(BIN)/python -m tools.lanes test $(LANES) -- $(ARGS)
+
+soak: setup ## ten minutes of hostile random traffic beside healthy clients (ARGS="--minutes 60")
+	@$(BIN)/python -m tests.soak $(ARGS)
 
 lint: setup ## formatting, style, types and import rules
 	@$(BIN)/ruff format --check .

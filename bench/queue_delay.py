@@ -29,7 +29,7 @@ import anyio
 
 from bench.support.live_engine import Model, generated, live_engine, vllm_version
 from bench.support.quantiles import quantile
-from nnrp_sched.client.connection import over_carrier
+from nnrp_sched.client.connect import over_carrier
 from nnrp_sched.engine.records import QueueSnapshot
 from nnrp_sched.server import Server
 from nnrp_sched.transport import background_tasks, memory_pair

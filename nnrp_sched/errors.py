@@ -108,6 +108,16 @@ class EndpointError(NnrpSchedError, ValueError):
     exit_code = 2
 
 
+class SecurityError(NnrpSchedError, ValueError):
+    """An endpoint cannot be used as it is protected.
+
+    A certificate is missing or cannot be read, everybody on a network would be let in, or the
+    carrier's library is not installed.
+    """
+
+    exit_code = 2
+
+
 class PeerUnreachable(NnrpSchedError):
     """No connection could be made, or the peer did not answer the hello in time."""
 

@@ -16,6 +16,7 @@ COMMANDS: dict[str, str] = {
     "ps": "Show what runs and waits in a server's engine.",
     "cancel": "End operations in a server's engine, with receipts.",
     "capabilities": "Print a server's capability document.",
+    "conformance": "Try a server with the recipes of openai-compatible/1.",
     "doctor": "Check what is installed and say what to do about it.",
     "demo": "Start vLLM with the embedded model and chat with it, several times at once.",
     "model": "Prepare the embedded model.",

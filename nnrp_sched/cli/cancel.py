@@ -6,10 +6,11 @@ from functools import partial
 import anyio
 import click
 
-from nnrp_sched.cli.serving import DEFAULT_LISTEN
+from nnrp_sched.cli.security import Dial, connecting
 from nnrp_sched.cli.table import table
 from nnrp_sched.client import connect
 from nnrp_sched.profile.scheduling import AbortReceipt
+from nnrp_sched.transport import ClientSecurity
 
 COLUMNS = ("id", "state", "accepted", "authoritative", "tokens", "latency_ms")
 """Members of a receipt, the same in both forms."""
@@ -19,10 +20,15 @@ COLUMNS = ("id", "state", "accepted", "authoritative", "tokens", "latency_ms")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--agent", help="End every operation of this agent.")
 @click.option("--program", help="End every operation of this program.")
-@click.option("--endpoint", default=DEFAULT_LISTEN, help="The server's address.")
+@connecting
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    ids: tuple[str, ...], agent: str | None, program: str | None, endpoint: str, as_json: bool
+    ids: tuple[str, ...],
+    agent: str | None,
+    program: str | None,
+    endpoint: str,
+    security: ClientSecurity,
+    as_json: bool,
 ) -> int:
     """End operations by the IDs that `nnrp-sched ps` shows, or all of an agent or a program.
 
@@ -35,7 +41,8 @@ def command(
     """
     if sum((bool(ids), agent is not None, program is not None)) != 1:
         raise click.UsageError("give IDs, --agent or --program, and only one of them")
-    receipts = anyio.run(partial(_cancel, endpoint, ids=ids, agent=agent, program=program))
+    dial = partial(connect, endpoint, security=security)
+    receipts = anyio.run(partial(_cancel, dial, ids=ids, agent=agent, program=program))
     rows = [
         (
             each.request_id,
@@ -55,7 +62,7 @@ def command(
 
 
 async def _cancel(
-    endpoint: str, *, ids: tuple[str, ...], agent: str | None, program: str | None
+    dial: Dial, *, ids: tuple[str, ...], agent: str | None, program: str | None
 ) -> list[AbortReceipt]:
-    async with connect(endpoint) as connection, connection.session() as session:
+    async with dial() as connection, connection.session() as session:
         return await session.abort_operations(ids or None, agent=agent, program=program)

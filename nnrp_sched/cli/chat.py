@@ -9,9 +9,10 @@ import anyio
 import click
 import msgspec
 
-from nnrp_sched.cli.serving import DEFAULT_LISTEN
+from nnrp_sched.cli.security import Dial, connecting
 from nnrp_sched.client import Outcome, connect
 from nnrp_sched.profile import OutputTextDelta
+from nnrp_sched.transport import ClientSecurity
 
 
 def _finite(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
@@ -32,7 +33,7 @@ def _sendable(_ctx: click.Context, _param: click.Parameter, value: str | None) -
 
 @click.command("chat")
 @click.argument("text", callback=_sendable)
-@click.option("--endpoint", default=DEFAULT_LISTEN, help="The server's address.")
+@connecting
 @click.option(
     "--model", callback=_sendable, help="Model id; default: the first one the server has."
 )
@@ -57,6 +58,7 @@ def _sendable(_ctx: click.Context, _param: click.Parameter, value: str | None) -
 def command(
     text: str,
     endpoint: str,
+    security: ClientSecurity,
     model: str | None,
     system: str | None,
     max_tokens: int,
@@ -86,7 +88,14 @@ def command(
         body["stream_options"] = {"include_usage": True}
     timeout_ms = max(1, round(timeout_s * 1000)) if timeout_s is not None else None
     outcome = anyio.run(
-        partial(_chat, endpoint, body, model, timeout_ms=timeout_ms, echo=stream and not as_json)
+        partial(
+            _chat,
+            partial(connect, endpoint, security=security),
+            body,
+            model,
+            timeout_ms=timeout_ms,
+            echo=stream and not as_json,
+        )
     )
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(outcome)))
@@ -100,9 +109,9 @@ def command(
 
 
 async def _chat(
-    endpoint: str, body: dict[str, Any], model: str | None, *, timeout_ms: int | None, echo: bool
+    dial: Dial, body: dict[str, Any], model: str | None, *, timeout_ms: int | None, echo: bool
 ) -> Outcome:
-    async with connect(endpoint) as connection, connection.session() as session:
+    async with dial() as connection, connection.session() as session:
         if model is None:
             capabilities = await session.capabilities()
             model = str(capabilities["models"][0]["id"])

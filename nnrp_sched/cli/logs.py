@@ -3,18 +3,27 @@
 import json
 import logging
 import sys
+from typing import Any
+
+from nnrp_sched.observe.log import NAME
+
+_NOISY = ("quic",)
+"""Loggers of libraries that warn of what peers do, on stderr by themselves; we say what matters."""
 
 _PACKAGES = ("nnrp_sched", "nnrp_sched_patches", "nnrp_sched_orchestrator")
 
 
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        entry = {
+        entry: dict[str, Any] = {
             "time": self.formatTime(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
+        observation = getattr(record, "observation", None)
+        if observation is not None:
+            entry["message"], entry["observation"] = NAME, observation
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry)
@@ -33,3 +42,5 @@ def configure_logging(level: str, form: str) -> None:
         logger.handlers = [handler]
         logger.setLevel(level.upper())
         logger.propagate = False
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(logging.CRITICAL)

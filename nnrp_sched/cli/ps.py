@@ -8,10 +8,11 @@ from typing import Any
 import anyio
 import click
 
-from nnrp_sched.cli.serving import DEFAULT_LISTEN
+from nnrp_sched.cli.security import Dial, connecting
 from nnrp_sched.cli.table import table
 from nnrp_sched.client import connect
 from nnrp_sched.profile.scheduling import QueueSnapshot
+from nnrp_sched.transport import ClientSecurity
 
 COLUMNS = (
     "id",
@@ -30,7 +31,7 @@ _CLEAR = "\x1b[2J\x1b[H"
 
 
 @click.command("ps")
-@click.option("--endpoint", default=DEFAULT_LISTEN, help="The server's address.")
+@connecting
 @click.option("--watch", is_flag=True, help="Print it again whenever it has changed.")
 @click.option(
     "--per-second",
@@ -39,7 +40,9 @@ _CLEAR = "\x1b[2J\x1b[H"
     help="With --watch: how often at most.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a snapshot.")
-def command(endpoint: str, watch: bool, per_second: float, as_json: bool) -> None:
+def command(
+    endpoint: str, security: ClientSecurity, watch: bool, per_second: float, as_json: bool
+) -> None:
     """Show every live request of a server, those of HTTP clients too.
 
     A row tells the state, the time spent waiting to run, the place among those that wait (0 is
@@ -50,11 +53,12 @@ def command(endpoint: str, watch: bool, per_second: float, as_json: bool) -> Non
     Example:
       nnrp-sched ps --watch
     """
-    anyio.run(partial(_show, endpoint, watch=watch, per_second=per_second, as_json=as_json))
+    dial = partial(connect, endpoint, security=security)
+    anyio.run(partial(_show, dial, watch=watch, per_second=per_second, as_json=as_json))
 
 
-async def _show(endpoint: str, *, watch: bool, per_second: float, as_json: bool) -> None:
-    async with connect(endpoint) as connection, connection.session() as session:
+async def _show(dial: Dial, *, watch: bool, per_second: float, as_json: bool) -> None:
+    async with dial() as connection, connection.session() as session:
         if not watch:
             _print(await session.queue(), as_json=as_json, clear=False)
             return

@@ -11,12 +11,14 @@ import anyio
 import click
 import msgspec
 
-from nnrp_sched.cli.options import limits_from, listen_option, max_in_flight_option
+from nnrp_sched.cli.observers import MetricsAddress, metrics_option
+from nnrp_sched.cli.options import limits_from, max_in_flight_option
 from nnrp_sched.cli.scheduling_policy import PRIORITY_POLICY, names_policy
+from nnrp_sched.cli.security import listening
 from nnrp_sched.cli.serving import serve_until_stopped
 from nnrp_sched.errors import StartError, UnsupportedVllm
 from nnrp_sched.server import ServerLimits
-from nnrp_sched.transport import Endpoint, parse_endpoint
+from nnrp_sched.transport import Endpoint, ServerSecurity
 
 _OFF = "off"
 
@@ -29,20 +31,23 @@ _OFF = "off"
     "nothing of vLLM is touched.",
 )
 @click.option("--model", help="As vLLM's --model. Default: the embedded SmolLM2, on the CPU.")
-@listen_option
+@listening
 @click.option(
     "--http",
     default="127.0.0.1:8000",
     help="Where vLLM's own HTTP server listens: HOST:PORT, or `off`.",
 )
 @max_in_flight_option
+@metrics_option
 @click.argument("vllm_arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
     patch_vllm: bool,
     model: str | None,
-    listen: tuple[str, ...],
+    endpoints: list[Endpoint],
+    security: ServerSecurity,
     http: str,
     max_in_flight: int,
+    metrics: MetricsAddress | None,
     vllm_arguments: tuple[str, ...],
 ) -> None:
     """Start vLLM with an NNRP listener beside its HTTP server.
@@ -62,7 +67,6 @@ def command(
             f"Unexpected argument {vllm_arguments[0]!r}: a model is named with --model, and vLLM's"
             " own flags come after `--`."
         )
-    endpoints = [parse_endpoint(text) for text in listen]
     if patch_vllm and not names_policy(vllm_arguments):
         click.echo(
             f"nnrp-sched: vLLM starts with {' '.join(PRIORITY_POLICY)}, so that priorities count; "
@@ -79,6 +83,8 @@ def command(
             patch=patch_vllm,
             model=model,
             endpoints=endpoints,
+            security=security,
+            metrics=metrics,
             http=None if http == _OFF else http,
             limits=limits_from(max_in_flight),
             vllm_arguments=vllm_arguments,
@@ -111,6 +117,8 @@ async def _run(
     patch: bool,
     model: str | None,
     endpoints: list[Endpoint],
+    security: ServerSecurity,
+    metrics: MetricsAddress | None,
     http: str | None,
     limits: ServerLimits,
     vllm_arguments: tuple[str, ...],
@@ -141,6 +149,8 @@ async def _run(
             serving.engine,
             endpoints,
             limits=limits,
+            security=security,
+            metrics=metrics,
             announcement={
                 "http": serving.http,
                 "model": description.models[0],

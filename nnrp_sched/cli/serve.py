@@ -6,10 +6,12 @@ from functools import partial
 import anyio
 import click
 
-from nnrp_sched.cli.options import limits_from, listen_option, max_in_flight_option
+from nnrp_sched.cli.observers import MetricsAddress, metrics_option
+from nnrp_sched.cli.options import limits_from, max_in_flight_option
+from nnrp_sched.cli.security import listening
 from nnrp_sched.cli.serving import serve_until_stopped
 from nnrp_sched.engine.scripted import ScriptedEngine
-from nnrp_sched.transport import parse_endpoint
+from nnrp_sched.transport import Endpoint, ServerSecurity
 
 
 @click.command("serve")
@@ -19,21 +21,30 @@ from nnrp_sched.transport import parse_endpoint
     default="scripted",
     help="The engine to serve. `scripted` is deterministic and for protocol work; it is no model.",
 )
-@listen_option
+@listening
 @max_in_flight_option
+@metrics_option
 @click.option(
     "--slots", type=click.IntRange(1), help="Chats that run at once; the others wait. Default: all."
 )
-def command(engine: str, listen: tuple[str, ...], max_in_flight: int, slots: int | None) -> None:
+def command(
+    engine: str,
+    endpoints: list[Endpoint],
+    security: ServerSecurity,
+    max_in_flight: int,
+    metrics: MetricsAddress | None,
+    slots: int | None,
+) -> None:
     """Serve the scripted engine: the same server without vLLM.
 
     Prints one JSON line when ready.
 
     \b
-    Example:
+    Examples:
       nnrp-sched serve --engine scripted --listen nnrp://127.0.0.1:0
+      nnrp-sched serve --listen wss://0.0.0.0:7443/nnrp --token-file token.txt \\
+          --tls-certificate server.pem --tls-key server-key.pem
     """
-    endpoints = [parse_endpoint(text) for text in listen]
     scripted = ScriptedEngine(slots=slots)
     anyio.run(
         partial(
@@ -41,6 +52,8 @@ def command(engine: str, listen: tuple[str, ...], max_in_flight: int, slots: int
             scripted,
             endpoints,
             limits=limits_from(max_in_flight),
+            security=security,
+            metrics=metrics,
             announcement={
                 "http": None,
                 "model": scripted.description.models[0],

@@ -9,15 +9,12 @@ from typing import Any, TextIO
 import anyio
 from anyio.abc import TaskStatus
 
+from nnrp_sched.cli.observers import MetricsAddress, watching
 from nnrp_sched.engine.port import Engine
 from nnrp_sched.errors import EngineLost
-from nnrp_sched.observe.observers import Observer, Observers
-from nnrp_sched.observe.otlp import exported
-from nnrp_sched.observe.spans import SpanObserver
+from nnrp_sched.observe.observers import Observer
 from nnrp_sched.server import Server, ServerLimits, serve
-from nnrp_sched.transport import Endpoint, background_tasks
-
-DEFAULT_LISTEN = "nnrp://127.0.0.1:7437"
+from nnrp_sched.transport import Endpoint, ServerSecurity, background_tasks
 
 EngineFailed = Callable[[], Awaitable[str]]
 """Waits until the engine is gone and tells why."""
@@ -56,21 +53,27 @@ async def serve_until_stopped(
     stdout: TextIO,
     engine_failed: EngineFailed | None = None,
     observe_http: Callable[[Observer], None] | None = None,
+    security: ServerSecurity,
+    metrics: MetricsAddress | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; the first one drains, a second one aborts.
 
     Writes the readiness line, one JSON object, to `stdout`. Raises `StartError` when an endpoint
-    cannot be opened and `EngineLost` when the engine ends first. Each operation becomes spans, and
-    through `observe_http` those beside NNRP too.
+    cannot be opened, `SecurityError` when it must not be and `EngineLost` when the engine ends
+    first. Each operation is observed, and
+    through `observe_http` those beside NNRP too; `metrics` is where /metrics is served.
     """
     stop = _Stop()
     async with contextlib.AsyncExitStack() as stack:
-        # The engine runs by now: if it has set a tracer provider, the spans go there.
-        observers = Observers([SpanObserver(await stack.enter_async_context(exported()))])
+        watch = await stack.enter_async_context(
+            watching(metrics, in_engine_registry=observe_http is not None)
+        )
         if observe_http is not None:
-            observe_http(observers)
+            observe_http(watch.observers)
         tasks = await stack.enter_async_context(background_tasks())
-        server = await stack.enter_async_context(serve(engine, endpoints, limits, [observers]))
+        server = await stack.enter_async_context(
+            serve(engine, endpoints, limits, [watch.observers], security)
+        )
         await tasks.start(stop.on_signals)
         if engine_failed is not None:
             tasks.start_soon(stop.on_engine, engine_failed)
@@ -79,6 +82,8 @@ async def serve_until_stopped(
             "endpoints": [str(endpoint) for endpoint in server.endpoints],
             **announcement,
         }
+        if watch.metrics is not None:
+            ready["metrics"] = watch.metrics
         print(json.dumps(ready), file=stdout, flush=True)
         await stop.drain.wait()
         await _go_down(server, stop)

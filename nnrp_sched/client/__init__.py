@@ -10,8 +10,10 @@ async with connect("nnrp://127.0.0.1:7437") as connection, connection.session() 
 ```
 """
 
-from nnrp_sched.client.chat import Chat, Outcome
-from nnrp_sched.client.connection import Connection, connect
+from nnrp_sched.client.chat import Chat
+from nnrp_sched.client.connect import connect
+from nnrp_sched.client.connection import Connection
+from nnrp_sched.client.outcome import Outcome
 from nnrp_sched.client.session import Session
 
 __all__ = ["Chat", "Connection", "Outcome", "Session", "connect"]

@@ -2,19 +2,24 @@
 
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Self
 
 import anyio
-from msgspec import Struct
 
 from nnrp_sched.client.inbox import Inbox, Terminal
-from nnrp_sched.client.trace import SpanReference
-from nnrp_sched.errors import ConnectionLost, NnrpSchedError, ProfileStreamError, ReaderTooSlow
+from nnrp_sched.client.operations import (
+    NO_CONDITIONS,
+    Command,
+    Conditions,
+    Operations,
+    Submission,
+)
+from nnrp_sched.client.outcome import Outcome, outcome_of
+from nnrp_sched.errors import NnrpSchedError, ProfileStreamError, ReaderTooSlow
 from nnrp_sched.profile import (
     Cancelled,
     Completed,
     Error,
-    ErrorObject,
     Event,
     OutputTextDelta,
     ToolCallGrammar,
@@ -22,65 +27,7 @@ from nnrp_sched.profile import (
     decode_event,
 )
 from nnrp_sched.profile.scheduling import Reprioritized
-from nnrp_sched.wire import DropReason, OperationFailed, ResultDropped, ResultReceived
-
-Status = Literal["completed", "error", "cancelled", "dropped"]
-
-
-class Outcome(Struct, frozen=True):
-    """How a chat ended, whatever message said so (wire digest 6, 4 and 5)."""
-
-    status: Status
-    text: str
-    """The output text of choice 0 as far as it came, also when the chat was cut short."""
-    body: dict[str, Any] | None = None
-    """The chat.completion, when completed with one."""
-    usage: dict[str, Any] | None = None
-    """The token counts, when the server sent them."""
-    error: ErrorObject | None = None
-    """What went wrong, with status `error`."""
-    reason: str | None = None
-    """Why, with status `cancelled` or `dropped`."""
-
-
-class Submission(Struct, frozen=True):
-    """An operation on the wire."""
-
-    name: str
-    """The id by which users see and cancel it, `<session>.<frame>`."""
-    frame_id: int
-    operation_id: int
-    inbox: Inbox
-
-
-class Operations(Protocol):
-    """What a chat needs of its session."""
-
-    async def take_place(self) -> None:
-        """Wait for a free place; it is to be used by `submit` or given back."""
-        ...
-
-    def give_place_back(self) -> None:
-        """Leave a place unused."""
-        ...
-
-    def submit(
-        self, document: bytes, *, newest_only: bool, span: SpanReference | None
-    ) -> Submission:
-        """Send the document as a new operation in a place taken before."""
-        ...
-
-    def cancel(self, frame_id: int, reason: str) -> None:
-        """Send CANCEL for a frame that has not ended."""
-        ...
-
-    def abandon(self, frame_id: int) -> None:
-        """Like `cancel`, from any thread, at any time."""
-        ...
-
-    async def reprioritize(self, name: str, priority: int) -> Reprioritized:
-        """Ask the server to change an operation's priority."""
-        ...
+from nnrp_sched.wire import ProgressStage
 
 
 class Chat:
@@ -101,16 +48,13 @@ class Chat:
         document: bytes,
         *,
         newest_only: bool = False,
-        span: SpanReference | None = None,
+        conditions: Conditions = NO_CONDITIONS,
     ) -> None:
-        """With `newest_only`, events that nobody read in time give way to newer ones.
-
-        `span` is the parent of what the server does.
-        """
+        """With `newest_only`, events that nobody read in time give way to newer ones."""
         self._operations = operations
         self._document = document
         self._newest_only = newest_only
-        self._span = span
+        self._conditions = conditions
         self._submission: Submission | None = None
         self._waiting: list[anyio.CancelScope] = []
         """The readers that wait for a place in the session."""
@@ -135,6 +79,14 @@ class Chat:
         """The outcome, once the iteration has reached it."""
         return self._outcome
 
+    @property
+    def stage(self) -> ProgressStage | None:
+        """How far the server said it is, in a session that negotiated `control.progress_partial`.
+
+        Waiting, admission and execution are known only of an engine that tells its server.
+        """
+        return self._submission.inbox.stage if self._submission is not None else None
+
     async def result(self) -> Outcome:
         """Read the chat to its end and return the outcome."""
         async for _ in self:
@@ -154,6 +106,49 @@ class Chat:
         elif self._outcome is None:
             self._send_cancel(reason)
         return await self.result()
+
+    async def abort(self, reason: str = "") -> Outcome:
+        """Like `cancel`, but nothing more is wanted of it, not even what is on its way."""
+        if self._submission is None:
+            return await self.cancel(reason)
+        self._tell(
+            lambda wire, session_id, frame_id: wire.abort(session_id, frame_id, diagnostic=reason)
+        )
+        return await self.result()
+
+    def set_deadline(self, deadline: float) -> None:
+        """Want the result by another time, in seconds since 1970; counts while it runs."""
+        self._tell(
+            lambda wire, session_id, frame_id: wire.deadline(
+                session_id, frame_id, round(deadline * 1000)
+            )
+        )
+
+    def set_token_budget(self, tokens: int) -> None:
+        """Let it have so many output tokens, those included that it has; 0 lifts the limit.
+
+        Once they are spent it ends as completed, with what was produced.
+        """
+        self._tell(
+            lambda wire, session_id, frame_id: wire.budget_update(session_id, frame_id, tokens)
+        )
+
+    def supersede(self, newer: "Chat", *, now: bool = False, reason: str = "") -> None:
+        """End it in favour of a chat of the same session: once that is admitted, or `now`.
+
+        Does nothing before both were submitted.
+        """
+        operation_id = newer.operation_id
+        if operation_id is not None:
+            self._tell(
+                lambda wire, session_id, frame_id: wire.supersede(
+                    session_id, frame_id, operation_id, now=now, diagnostic=reason
+                )
+            )
+
+    def _tell(self, command: Command) -> None:
+        if self._submission is not None:
+            self._operations.tell(self._submission.frame_id, command)
 
     async def reprioritize(self, priority: int) -> Reprioritized:
         """Change the priority while it waits; lower is sooner.
@@ -240,7 +235,7 @@ class Chat:
             self._operations.give_place_back()
             return
         self._submission = self._operations.submit(
-            self._document, newest_only=self._newest_only, span=self._span
+            self._document, newest_only=self._newest_only, conditions=self._conditions
         )
         self._end_waiting()
 
@@ -270,48 +265,7 @@ class Chat:
         """Set the outcome; the terminal document's event when there is one."""
         if inbox.overflowed:
             raise ReaderTooSlow("events came faster than they were read; the chat was cancelled")
-        text = "".join(self._text)
-        match terminal:
-            case NnrpSchedError():
-                raise terminal
-            case ResultDropped(reason=reason, diagnostic=diagnostic):
-                cancelled = reason in (None, DropReason.PEER_CANCELLED)
-                status: Status = "cancelled" if cancelled else "dropped"
-                why = diagnostic or (reason.name.lower() if reason is not None else "dropped")
-                self._outcome = Outcome(status, text=text, usage=self._usage, reason=why)
-                return None
-            case OperationFailed(code=code, diagnostic=diagnostic):
-                raise ConnectionLost(f"the server failed the operation: {diagnostic} (code {code})")
-            case ResultReceived():
-                return self._end_with_result(terminal, text)
-
-    def _end_with_result(self, result: ResultReceived, text: str) -> Event | None:
-        if result.fault is not None:
-            raise ProfileStreamError(result.fault)
-        if result.document is None:
-            self._outcome = Outcome("completed", text=text, usage=self._usage)
-            return None
-        event = decode_event(result.document)
-        match event:
-            case Completed(body=body):
-                self._outcome = Outcome(
-                    "completed",
-                    text=text or _text_of(body),
-                    body=body,
-                    usage=self._usage or body.get("usage"),
-                )
-            case Error(error=error):
-                self._outcome = Outcome("error", text=text, usage=self._usage, error=error)
-            case Cancelled(reason=reason):
-                self._outcome = Outcome("cancelled", text=text, usage=self._usage, reason=reason)
-            case _:
-                raise ProfileStreamError(f"{type(event).__name__} cannot end an operation")
+        self._outcome, event = outcome_of(
+            terminal, "".join(self._text), self._usage, inbox.retry_after_ms
+        )
         return event
-
-
-def _text_of(body: dict[str, Any]) -> str:
-    """The text of choice 0 of a chat.completion; empty when it has none."""
-    try:
-        return str(body["choices"][0]["message"]["content"] or "")
-    except (KeyError, IndexError, TypeError):
-        return ""

@@ -1,5 +1,6 @@
 """One client connection: the hello, its sessions, and the reader that feeds them."""
 
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -7,22 +8,18 @@ from typing import Any
 
 import anyio
 
+from nnrp_sched.client.advice import Advice
 from nnrp_sched.client.session import Session
 from nnrp_sched.errors import ConnectionLost, PeerUnreachable, SessionRejected
-from nnrp_sched.transport import (
-    Carrier,
-    Endpoint,
-    Outbox,
-    background_tasks,
-    connect_carrier,
-    parse_endpoint,
-)
+from nnrp_sched.transport import Carrier, Outbox
 from nnrp_sched.wire import (
+    CapabilitiesAgreed,
     ClientConnection,
     ClientEvent,
     ConnectionCloseReceived,
     ConnectionFailed,
     ControlReceived,
+    ErrorCode,
     HelloAcknowledged,
     InFlightPolicy,
     Limits,
@@ -61,15 +58,18 @@ class Connection:
 
     def __init__(self, carrier: Carrier, *, limits: Limits) -> None:
         self._carrier = carrier
-        self._wire = ClientConnection(limits)
+        self._wire = ClientConnection(limits, clock_us=lambda: time.time_ns() // 1000)
         self._outbox = Outbox(carrier, limit=_SEND_QUEUE_BYTES)
         self._hello = anyio.Event()
         self._openings: deque[_Opening] = deque()
         self._sessions: dict[int, Session] = {}
         self._closing: dict[int, anyio.Event] = {}
+        self._advice = Advice(self._sessions_of)
         self._lost: ConnectionLost | None = None
         self._deaf = False
         """Set once nothing is read any more."""
+        self._refused = False
+        """Whether the server has said why it does not want us, so that it is one."""
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Reply: self._on_reply,
             HelloAcknowledged: self._on_hello,
@@ -81,7 +81,8 @@ class Connection:
             OperationFailed: self._on_terminal,
             SessionFailed: self._on_session_failed,
             SessionClosed: self._on_session_closed,
-            ControlReceived: self._on_control,
+            ControlReceived: self._advice.take,
+            CapabilitiesAgreed: self._on_agreement,
             ConnectionCloseReceived: self._on_close,
             ConnectionFailed: self._on_failed,
         }
@@ -154,7 +155,8 @@ class Connection:
             await self._carrier.deliver(self._take)
             if not self._wire.closed:
                 self._handle(self._wire.receive_end())
-            self._lose(ConnectionLost("the server closed the connection"))
+            why = f": {self._carrier.problem}" if self._carrier.problem else ""
+            self._lose(ConnectionLost(f"the server closed the connection{why}"))
         finally:
             # Also when it was cancelled together with the block: no answer comes any more.
             self._deaf = True
@@ -173,14 +175,15 @@ class Connection:
         """Write what sessions want to send."""
         await self._outbox.run()
 
-    async def say_hello(self, seconds: float) -> None:
+    async def say_hello(self, seconds: float, token: bytes | None = None) -> None:
         """Send CLIENT_HELLO and wait for its answer; raises `PeerUnreachable`."""
-        self._outbox.put(self._wire.hello())
+        self._outbox.put(self._wire.hello(token or b""))
         with anyio.move_on_after(seconds):
             await self._hello.wait()
         if self._lost is not None:
+            doubt = "" if self._refused else f"; {_IS_IT_NNRP}"
             raise PeerUnreachable(
-                f"the peer ended the connection at the hello: {self._lost}; {_IS_IT_NNRP}"
+                f"the peer ended the connection at the hello: {self._lost}{doubt}"
             )
         if not self._hello.is_set():
             raise PeerUnreachable(
@@ -231,6 +234,13 @@ class Connection:
         rejected = SessionRejected(message, code=event.ack.session_error_code)
         self._openings.popleft().set(rejected)
 
+    def _sessions_of(self, session_id: int) -> list[Session]:
+        """The sessions a message is about: all of them for the connection's id."""
+        if not session_id:
+            return list(self._sessions.values())
+        session = self._sessions.get(session_id)
+        return [session] if session is not None else []
+
     def _on_partial(self, event: PartialReceived) -> None:
         session = self._sessions.get(event.session_id)
         if session is not None:
@@ -252,56 +262,21 @@ class Connection:
 
     def _end_session(self, session_id: int, error: ConnectionLost) -> None:
         session = self._sessions.pop(session_id, None)
+        self._advice.forget(session_id)
         if session is not None:
             session.lose(error)
         closed = self._closing.get(session_id)
         if closed is not None:
             closed.set()
 
-    def _on_control(self, _event: ControlReceived) -> None:
-        """Advice of the server that this client takes no action on (wire digest 6)."""
+    def _on_agreement(self, event: CapabilitiesAgreed) -> None:
+        session = self._sessions.get(event.session_id)
+        if session is not None:
+            session.agree(event.tokens)
 
     def _on_close(self, event: ConnectionCloseReceived) -> None:
         self._lose(ConnectionLost(f"the server closed the connection: {event.diagnostic}"))
 
     def _on_failed(self, event: ConnectionFailed) -> None:
+        self._refused = event.error.code == ErrorCode.AUTH_FAILED
         self._lose(ConnectionLost(f"the connection broke: {event.error}"))
-
-
-@asynccontextmanager
-async def connect(
-    endpoint: str | Endpoint,
-    *,
-    seconds: float = 10.0,
-    limits: Limits | None = None,
-) -> AsyncGenerator[Connection, None]:
-    """Connect to an NNRP server for the time of the block.
-
-    `endpoint` is an address such as `nnrp://127.0.0.1:7437` or `unix:///run/nnrp.sock`; `seconds`
-    bounds the connect and the hello, each. Raises `EndpointError` and `PeerUnreachable`.
-    """
-    target = parse_endpoint(endpoint) if isinstance(endpoint, str) else endpoint
-    carrier: Carrier | None = None
-    with anyio.move_on_after(seconds):
-        carrier = await connect_carrier(target)
-    if carrier is None:
-        raise PeerUnreachable(f"no connection to {target} in {seconds:g} s")
-    async with over_carrier(carrier, seconds=seconds, limits=limits) as connection:
-        yield connection
-
-
-@asynccontextmanager
-async def over_carrier(
-    carrier: Carrier, *, seconds: float = 10.0, limits: Limits | None = None
-) -> AsyncGenerator[Connection, None]:
-    """Like `connect`, over a carrier that is already open; closes it at the end."""
-    connection = Connection(carrier, limits=limits or Limits())
-    async with background_tasks() as tasks:
-        tasks.start_soon(connection.write)
-        tasks.start_soon(connection.read)
-        try:
-            await connection.say_hello(seconds)
-            yield connection
-        finally:
-            with anyio.CancelScope(shield=True):
-                await connection.aclose()

@@ -4,7 +4,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from nnrp_sched.client.chat import Chat, Outcome
+from nnrp_sched.client.chat import Chat
+from nnrp_sched.client.outcome import Outcome
 from nnrp_sched.errors import ConnectionLost, NnrpSchedError, ProfileError, ProfileStreamError
 
 Answer = TypeVar("Answer")

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 
 from nnrp_sched.errors import NnrpSchedError
-from nnrp_sched.wire import OperationFailed, ResultDropped, ResultReceived
+from nnrp_sched.wire import OperationFailed, ProgressStage, ResultDropped, ResultReceived
 
 Terminal = ResultReceived | ResultDropped | OperationFailed | NnrpSchedError
 """What ends an operation: one of three messages, or the loss of what carried it."""
@@ -17,12 +17,24 @@ class Inbox:
     one, the terminal all.
     """
 
-    __slots__ = ("_documents", "_limit", "_terminal", "_waiters", "overflowed")
+    __slots__ = (
+        "_documents",
+        "_limit",
+        "_terminal",
+        "_waiters",
+        "overflowed",
+        "retry_after_ms",
+        "stage",
+    )
 
     def __init__(self, limit: int, *, newest_only: bool = False) -> None:
         """Hold up to `limit` documents; with `newest_only`, one that a newer one replaces."""
         self.overflowed = False
         """Set when a document found the inbox full; it and all later ones were left out."""
+        self.stage: ProgressStage | None = None
+        """How far the server said the operation is."""
+        self.retry_after_ms: int | None = None
+        """When to try again, if the server said so with the terminal."""
         self._limit = limit
         self._documents: deque[bytes] = deque(maxlen=1 if newest_only else None)
         self._terminal: Terminal | None = None

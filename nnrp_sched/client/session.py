@@ -3,15 +3,18 @@
 import asyncio
 import itertools
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
 import anyio
 
-from nnrp_sched.client.chat import Chat, Submission
+from nnrp_sched.client.chat import Chat
 from nnrp_sched.client.control import answer_of, refusal, told
 from nnrp_sched.client.inbox import Inbox, Terminal
-from nnrp_sched.client.trace import SpanReference, parse_traceparent
+from nnrp_sched.client.operations import NO_CONDITIONS, Command, Conditions, Submission
+from nnrp_sched.client.places import Places
+from nnrp_sched.client.trace import parse_traceparent
 from nnrp_sched.errors import ConnectionLost, ProfileStreamError
 from nnrp_sched.profile import build_control, build_envelope
 from nnrp_sched.profile.control_bodies import AbortBody, ReprioritizeBody, WatchBody
@@ -19,7 +22,7 @@ from nnrp_sched.profile.events import QueueChanged
 from nnrp_sched.profile.scheduling import AbortReceipt, QueueSnapshot, Reprioritized
 from nnrp_sched.profile.workflow import PRIORITY, WORKFLOW, Workflow
 from nnrp_sched.transport import Outbox
-from nnrp_sched.wire import CancelReason, ClientConnection
+from nnrp_sched.wire import ClientConnection, ProgressStage
 
 _MAX_BUFFERED_EVENTS = 65_536
 _OPERATION_ID_BITS = 62
@@ -36,7 +39,12 @@ class Session:
         """Operations that may run at once; a further one waits for a place."""
         self._wire = wire
         self._outbox = outbox
-        self._places = anyio.Semaphore(max_in_flight, fast_acquire=True)
+        self.places = Places(max_in_flight)
+        """Places for its operations, as far as the server lets them start."""
+        self.negotiated: frozenset[str] = frozenset()
+        """What was negotiated; nothing optional is sent by the server before."""
+        self._agreements: deque[anyio.Event] = deque()
+        self._retry_after_ms: int | None = None
         self._inboxes: dict[int, Inbox] = {}
         # Random start: an operation id must not be guessable from the frame id (wire digest 1.3).
         self._operation_ids = itertools.count(secrets.randbits(_OPERATION_ID_BITS) + 1)
@@ -60,6 +68,9 @@ class Session:
         priority: int | None = None,
         extensions: Mapping[str, Any] | None = None,
         traceparent: str | None = None,
+        deadline: float | None = None,
+        expire_at: float | None = None,
+        token_budget: int | None = None,
     ) -> Chat:
         """A chat completion, `chat.completions.create`.
 
@@ -68,8 +79,10 @@ class Session:
         and agent asks, `priority` (lower is sooner) counts where the server declares
         `nnrp.priority`. `extensions` are further keys of the envelope's `nnrp` object.
         `traceparent` makes the operation a child of that W3C span, of whose trace id the low 64
-        bits travel; raises `ValueError` for a malformed one. Nothing is sent before the chat is
-        read.
+        bits travel; raises `ValueError` for a malformed one. By `deadline` the result is wanted,
+        after `expire_at` nobody has a use for it, both in seconds since 1970; it is then dropped
+        and its work stopped. With `token_budget` output tokens it ends as completed, with what was
+        produced. Nothing is sent before the chat is read.
         """
         span = None if traceparent is None else parse_traceparent(traceparent)
         known = {WORKFLOW: told(workflow), PRIORITY: priority}
@@ -85,7 +98,8 @@ class Session:
             diagnostics=diagnostics,
             extensions=policy or None,
         )
-        return Chat(self, document, span=span)
+        conditions = Conditions(span, deadline, expire_at, token_budget)
+        return Chat(self, document, conditions=conditions)
 
     def control(self, operation: str, body: Mapping[str, Any] | None = None) -> Chat:
         """A request of `nnrp-sched-control/1`, answered by one document."""
@@ -101,6 +115,27 @@ class Session:
             why = outcome.error.message if outcome.error is not None else outcome.status
             raise ProfileStreamError(f"the server has no capability document to give: {why}")
         return outcome.body
+
+    async def negotiate(
+        self, tokens: Iterable[str], *, hard: bool = False, seconds: float = 10.0
+    ) -> frozenset[str]:
+        """Agree on capabilities (`wire.CapabilityToken`); what the server offers of `tokens`.
+
+        Progress, credit and retry advice only come after they were negotiated. Raises
+        `ConnectionLost` when the session ends or the server does not answer in so many seconds.
+        """
+        if self._lost is not None:
+            raise self._lost
+        answered = anyio.Event()
+        self._outbox.put(self._wire.negotiate(self.session_id, tokens, hard=hard))
+        self._agreements.append(answered)
+        with anyio.move_on_after(seconds):
+            await answered.wait()
+        if self._lost is not None:
+            raise self._lost
+        if not answered.is_set():
+            raise ConnectionLost(f"the server did not answer the negotiation in {seconds:g} s")
+        return self.negotiated
 
     # --- scheduling: these raise `ProfileError` when the server refuses, or `ConnectionLost` ------
 
@@ -147,46 +182,57 @@ class Session:
 
     async def take_place(self) -> None:
         """Wait for a free place; it is to be used by `submit` or given back."""
-        await self._places.acquire()
+        await self.places.acquire()
 
     def give_place_back(self) -> None:
         """Leave a place unused."""
-        self._places.release()
+        self.places.release()
 
     def submit(
-        self, document: bytes, *, newest_only: bool = False, span: SpanReference | None = None
+        self, document: bytes, *, newest_only: bool = False, conditions: Conditions = NO_CONDITIONS
     ) -> Submission:
-        """Send a document as a new operation, a child of `span`, in a place taken before."""
+        """Send a document as a new operation, in a place taken before."""
         if self._lost is not None:
-            self._places.release()
+            self.places.release()
             raise self._lost
         operation_id = next(self._operation_ids)
         try:
             frame_id, data = self._wire.submit(self.session_id, document, operation_id=operation_id)
         except BaseException:
-            self._places.release()
+            self.places.release()
             raise
         inbox = self._inboxes[frame_id] = Inbox(_MAX_BUFFERED_EVENTS, newest_only=newest_only)
-        if span is not None:
-            # In one piece with the submit: it counts only until the server calls its engine.
-            data += self._wire.trace_context(
-                self.session_id, frame_id, span.trace_id, span.span_id, flags=span.flags
-            )
-        self._outbox.put(data)
+        # In one piece with the submit: a trace context counts only until the server calls its
+        # engine.
+        self._outbox.put(data + self._said(frame_id, conditions))
         name = f"{self.session_id}.{frame_id}"
         return Submission(name, frame_id, operation_id, inbox)
 
+    def _said(self, frame_id: int, conditions: Conditions) -> bytes:
+        frame = (self.session_id, frame_id)
+        data = b""
+        span = conditions.span
+        if span is not None:
+            data += self._wire.trace_context(*frame, span.trace_id, span.span_id, flags=span.flags)
+        if conditions.deadline is not None:
+            data += self._wire.deadline(*frame, round(conditions.deadline * 1000))
+        if conditions.expire_at is not None:
+            data += self._wire.expire_at(*frame, round(conditions.expire_at * 1000))
+        if conditions.token_budget is not None:
+            data += self._wire.budget_update(*frame, conditions.token_budget)
+        return data
+
+    def tell(self, frame_id: int, command: Command) -> None:
+        """Send a message about a frame; one that has ended needs none."""
+        if self._wire.in_flight(self.session_id, frame_id):
+            self._outbox.put(command(self._wire, self.session_id, frame_id))
+
     def cancel(self, frame_id: int, reason: str) -> None:
         """Send CANCEL for a frame; one that has ended needs none."""
-        if self._wire.in_flight(self.session_id, frame_id):
-            self._outbox.put(
-                self._wire.cancel(
-                    self.session_id,
-                    frame_id,
-                    reason=CancelReason.USER_CANCELLED,
-                    diagnostic=reason,
-                )
-            )
+        self.tell(
+            frame_id,
+            lambda wire, session_id, frame_id: wire.cancel(session_id, frame_id, diagnostic=reason),
+        )
 
     def abandon(self, frame_id: int) -> None:
         """Cancel a frame whose reader was garbage collected, in whatever thread that happened."""
@@ -212,11 +258,32 @@ class Session:
         """An operation ended."""
         inbox = self._inboxes.pop(frame_id, None)
         if inbox is not None:
+            # A busy server says when to come again right before the terminal that refuses.
+            inbox.retry_after_ms, self._retry_after_ms = self._retry_after_ms, None
             inbox.finish(terminal)
-            self._places.release()
+            self.places.release()
+
+    def note_stage(self, frame_id: int, stage: ProgressStage) -> None:
+        """The server told how far an operation is."""
+        inbox = self._inboxes.get(frame_id)
+        if inbox is not None:
+            inbox.stage = stage
+
+    def note_retry(self, retry_after_ms: int) -> None:
+        """The server told when to try again what it refuses next."""
+        self._retry_after_ms = retry_after_ms
+
+    def agree(self, tokens: frozenset[str]) -> None:
+        """The server told what it does in this session from now on."""
+        self.negotiated = tokens
+        if self._agreements:
+            self._agreements.popleft().set()
 
     def lose(self, error: ConnectionLost) -> None:
         """The session ended under its operations: each of them ends with `error`."""
         self._lost = error
         for frame_id in list(self._inboxes):
             self.finish(frame_id, error)
+        self.places.open()
+        for agreement in self._agreements:
+            agreement.set()

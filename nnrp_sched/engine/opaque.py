@@ -10,6 +10,10 @@ from nnrp_sched.engine.records import AbortReceipt, QueueSnapshot, Reprioritized
 class OpaqueQueue:
     """Says truthfully, and never authoritatively, that nothing is known and nothing changed."""
 
+    def tokens(self, request_id: str) -> int | None:
+        """Nothing is known of a call in flight."""
+        return None
+
     async def queue(self) -> QueueSnapshot:
         """An empty snapshot."""
         return QueueSnapshot((), 0, 0, authoritative=False, taken_ms=time.monotonic_ns() / 1e6)

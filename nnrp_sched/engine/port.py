@@ -54,6 +54,10 @@ class Engine(Protocol):
         """
         ...
 
+    def tokens(self, request_id: str) -> int | None:
+        """Output tokens of a call so far, over all choices, by its handle; None when not known."""
+        ...
+
     async def abort(self, request_id: str) -> AbortReceipt:
         """Stop a call by its handle, whatever its state; an unknown one gets a receipt too."""
         ...

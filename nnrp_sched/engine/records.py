@@ -77,6 +77,9 @@ class ChatCall(Struct, frozen=True):
     traceparent: str | None = None
     """A W3C traceparent for engines that take trace headers."""
     caller: Caller = Caller()
+    moved: Callable[[RequestState], None] | None = None
+    """Told where the call stands whenever the scheduler itself moved it; never by an engine without
+    a live queue. Must not raise."""
     served: Callable[[ServedCall], None] | None = None
     """Told once, when the call has ended, however that came about. Must not raise."""
 

@@ -50,6 +50,8 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     """The answer; a list is one piece a chunk, a string is cut at words."""
     reasoning: str = ""
     tool_calls: list[ScriptedToolCall] = []
+    deltas: list[dict[str, Any]] = []
+    """Deltas that come last, as they are: whatever a broken parser may produce."""
     repeat: Annotated[int, Meta(ge=1, le=MAX_REPEAT)] = 1
     """How often the text comes."""
     delay_ms: Annotated[float, Meta(ge=0)] = 0
@@ -94,6 +96,7 @@ class Plan(Struct, frozen=True):
             yield {"content": piece}
         for index, call in enumerate(script.tool_calls):
             yield from _tool_call_deltas(call, choice, index)
+        yield from script.deltas
 
 
 def plan(body: ChatBody) -> Plan:

@@ -91,6 +91,10 @@ class ScriptedEngine:
             async for chunk in chunks:
                 yield chunk
 
+    def tokens(self, request_id: str) -> int | None:
+        """Pieces of content that came out so far."""
+        return self._queue.tokens(request_id)
+
     async def abort(self, request_id: str) -> AbortReceipt:
         """End a call; it then finishes with what it has, finish_reason `abort`."""
         return self._queue.abort(request_id)

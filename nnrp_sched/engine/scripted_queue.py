@@ -44,6 +44,11 @@ class LiveCall(Struct, eq=False):
             return "finished"
         return "running" if self.go.is_set() else "waiting"
 
+    def tell(self) -> None:
+        """Tell the caller where the call stands now."""
+        if self.call.moved is not None:
+            self.call.moved(self.state)
+
     def count_token(self, now: float) -> None:
         """Another piece of content came out."""
         self.tokens += 1
@@ -79,6 +84,7 @@ class ScriptedQueue:
             Timings(submitted=now, registered=now, queued=now),
         )
         self._waiting[call.request_id] = live
+        live.tell()
         self._fill()
         return live
 
@@ -91,6 +97,11 @@ class ScriptedQueue:
             times = msgspec.structs.replace(live.timings, finished=self._clock())
             reason = "abort" if live.aborted.is_set() else None
             live.call.served(ServedCall(times, live.tokens, reason))
+
+    def tokens(self, request_id: str) -> int | None:
+        """Tokens of a live call by its handle."""
+        live = self._live.get(request_id)
+        return None if live is None else live.tokens
 
     def abort(self, request_id: str) -> AbortReceipt:
         """End a call by its handle."""
@@ -157,6 +168,7 @@ class ScriptedQueue:
             self._running[live.call.request_id] = live
             live.timings = msgspec.structs.replace(live.timings, scheduled=self._clock())
             live.go.set()
+            live.tell()
 
     def _turn(self, live: LiveCall) -> tuple[int, int]:
         return (live.priority if self._policy == "priority" else 0, live.number)

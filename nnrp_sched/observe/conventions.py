@@ -15,6 +15,9 @@ PHASE: Final = "nnrp.phase"
 PREEMPTED: Final = "nnrp.preempted"
 """Event: the request lost its place in the engine (the last time it did)."""
 
+_NETWORK: Final = {"tls": "tcp", "websocket": "tcp"}
+"""What the conventions call our carriers that they do not know."""
+
 _OPERATION: Final[Mapping[str, Callable[[OperationRecord], Any]]] = {
     "gen_ai.operation.name": lambda record: record.operation,
     "gen_ai.provider.name": lambda record: record.engine,
@@ -26,10 +29,12 @@ _OPERATION: Final[Mapping[str, Callable[[OperationRecord], Any]]] = {
     "gen_ai.conversation.id": lambda record: record.program,
     "gen_ai.agent.id": lambda record: record.agent,
     "error.type": lambda record: record.error_code,
-    "network.transport": lambda record: record.transport,
+    "network.transport": lambda record: _NETWORK.get(record.transport or "", record.transport),
     "nnrp.agent.parent": lambda record: record.parent,
     "nnrp.operation.name": lambda record: record.id,
     "nnrp.source": lambda record: record.source,
+    "nnrp.transport": lambda record: record.transport,
+    "nnrp.connection_id": lambda record: record.connection_id,
     "nnrp.outcome": lambda record: record.outcome,
     "nnrp.request_id": lambda record: record.request_id,
     "nnrp.session_id": lambda record: record.session_id,
@@ -37,6 +42,9 @@ _OPERATION: Final[Mapping[str, Callable[[OperationRecord], Any]]] = {
     "nnrp.operation_id": lambda record: _unsigned(record.operation_id),
     "nnrp.header_trace_id": lambda record: _identity(record.header_trace_id),
     "nnrp.events": lambda record: record.events,
+    "nnrp.event_bytes": lambda record: record.event_bytes,
+    "nnrp.drop_reason": lambda record: record.drop_reason,
+    "nnrp.error.family": lambda record: record.error_family,
 }
 
 _TRACE: Final[Mapping[str, Callable[[TraceObservation], Any]]] = {
@@ -52,6 +60,8 @@ _TRACE: Final[Mapping[str, Callable[[TraceObservation], Any]]] = {
 
 _ABORT: Final[Mapping[str, Callable[[AbortObservation], Any]]] = {
     "nnrp.abort.reason": lambda abort: abort.reason,
+    "nnrp.abort.source": lambda abort: abort.source,
+    "nnrp.abort.reason_code": lambda abort: abort.reason_code,
     "nnrp.abort.state": lambda abort: abort.receipt and abort.receipt.state,
     "nnrp.abort.accepted": lambda abort: None if not abort.receipt else abort.receipt.accepted,
     "nnrp.abort.authoritative": lambda abort: (

@@ -37,9 +37,23 @@ class AbortObservation(Struct, frozen=True):
     """An abort from being asked for until its receipt, or until nobody waited for one any more."""
 
     reason: str
+    """What ended the operation: a message of the peer, a time limit, the end of its session…"""
     began: float
     ended: float
     receipt: AbortReceipt | None = None
+    source: str | None = None
+    """Who wanted it: `client`, `subagent`, `tool`… as the peer's message says, `server` for its own
+    reasons, `transport` when the connection is gone."""
+    reason_code: int | None = None
+    """The reason in the peer's CANCEL or ABORT (wire digest 3.6)."""
+
+
+class Intervals(Struct, frozen=True):
+    """The times between an operation's events, in milliseconds."""
+
+    count: int = 0
+    total: float = 0.0
+    longest: float = 0.0
 
 
 class OperationRecord(Struct, frozen=True, kw_only=True):
@@ -59,7 +73,14 @@ class OperationRecord(Struct, frozen=True, kw_only=True):
     """The engine's family."""
     request_id: str | None = None
     """The engine's handle."""
+    profile_operation: str | None = None
+    """As the profile names it; None for requests that came by another door."""
+    binding: str | None = None
+    """The patch layer's family in the engine, when it is active."""
+    engine_version: str | None = None
     transport: str | None = None
+    connection_id: int | None = None
+    """Counts the connections of a server, from 1."""
     session_id: int | None = None
     frame_id: int | None = None
     operation_id: int | None = None
@@ -74,12 +95,19 @@ class OperationRecord(Struct, frozen=True, kw_only=True):
     first_event: float | None = None
     events: int = 0
     """Events that were sent before the terminal."""
+    event_bytes: int = 0
+    """Bytes of their JSON documents."""
+    intervals: Intervals = Intervals()
     timings: Timings = Timings()
     """The engine's own times."""
     input_tokens: int | None = None
     output_tokens: int | None = None
     finish_reasons: tuple[str, ...] = ()
     error_code: str | None = None
+    error_family: str | None = None
+    """The engine's own name for its error, or the type of the profile's."""
+    drop_reason: str | None = None
+    """Of an operation that ended in RESULT_DROP_REASON (wire digest 3.5)."""
     abort: AbortObservation | None = None
     trace: TraceObservation | None = None
     """The last context that was received for the operation."""

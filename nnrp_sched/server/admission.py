@@ -1,8 +1,10 @@
 """What may start in a server: a bound on its operations, and identifiers that are unique in it."""
 
 import itertools
+from collections.abc import Callable
 
 from nnrp_sched.profile import profile_error
+from nnrp_sched.server.load import Load
 
 _SESSION_IDS = 2**32 - 1
 
@@ -13,7 +15,11 @@ class Admission:
     def __init__(self, max_operations: int, max_control_operations: int) -> None:
         self.draining = False
         """Set once the server goes down: no session and no operation starts any more."""
-        self._max_operations = max_operations
+        self.limit = max_operations
+        """Operations that may run at once."""
+        self.load = Load()
+        self._was_full = False
+        self._watchers: set[Callable[[], None]] = set()
         self._max_control_operations = max_control_operations
         self._control_operations = 0
         self._live: set[str] = set()
@@ -22,6 +28,19 @@ class Admission:
 
     def __len__(self) -> int:
         return len(self._live)
+
+    @property
+    def free(self) -> int:
+        """Operations that may still start."""
+        return self.limit - len(self._live)
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` when the last place was taken, and when there is room again."""
+        self._watchers.add(changed)
+
+    def unwatch(self, changed: Callable[[], None]) -> None:
+        """Call it no more."""
+        self._watchers.discard(changed)
 
     @property
     def control_operations(self) -> int:
@@ -55,17 +74,28 @@ class Admission:
         The id is the wished one unless that is in use: a client's `request_id` is a label and need
         not be unique (wire digest 6, 40); the engine's handle must be.
         """
-        if len(self._live) >= self._max_operations:
+        if self.free <= 0:
             raise profile_error(
                 "adapter_operation_limit",
-                f"this server runs {self._max_operations} operations at once; retry later",
+                f"this server runs {self.limit} operations at once; retry later",
             )
         request_id = wished
         while request_id in self._live:
             request_id = f"{wished}-{next(self._renamed)}"
         self._live.add(request_id)
+        if not self.free:
+            self._was_full = True
+            self._tell()
         return request_id
 
     def release(self, request_id: str) -> None:
         """Give the place back."""
         self._live.discard(request_id)
+        self.load.released()
+        if self._was_full and self.free >= max(1, self.limit // 8):
+            self._was_full = False
+            self._tell()
+
+    def _tell(self) -> None:
+        for changed in list(self._watchers):
+            changed()

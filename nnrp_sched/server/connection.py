@@ -11,50 +11,38 @@ from anyio.abc import TaskGroup
 from nnrp_sched.errors import ProfileError
 from nnrp_sched.server.arrivals import Arrivals
 from nnrp_sched.server.channel import FrameChannel
-from nnrp_sched.server.ending import Ending
+from nnrp_sched.server.control_plane import ControlPlane
+from nnrp_sched.server.credit import Credits
+from nnrp_sched.server.ending import Asked, Ending
 from nnrp_sched.server.intake import Admitted, Intake, Shared
-from nnrp_sched.server.operation import Operation
+from nnrp_sched.server.offers import offered
 from nnrp_sched.server.principal import Principal
-from nnrp_sched.server.priority import engine_priority, takes_priorities
+from nnrp_sched.server.send_queue import SendQueues
 from nnrp_sched.server.session import Session
 from nnrp_sched.server.terminal import send_verdict
 from nnrp_sched.transport import Carrier, Outbox
 from nnrp_sched.wire import (
+    Authentication,
     CancelReceived,
+    CapabilitiesAgreed,
     ConnectionCloseReceived,
     ConnectionFailed,
     ControlReceived,
     DropReason,
-    ErrorCode,
     HelloReceived,
     InFlightPolicy,
     Limits,
     MessageType,
     Reply,
-    Scheduling,
     ServerConnection,
     SessionCloseReceived,
     SessionErrorCode,
     SessionFailed,
     SessionOpenReceived,
     SubmitReceived,
-    TraceContext,
 )
 
 logger = logging.getLogger(__name__)
-
-_REFUSED = frozenset(
-    {
-        MessageType.DEADLINE,
-        MessageType.EXPIRE_AT,
-        MessageType.SUPERSEDE,
-        MessageType.BUDGET_UPDATE,
-        MessageType.CAPABILITY_NEGOTIATION,
-        MessageType.SESSION_PATCH,
-    }
-)
-"""Requests for something this server does not offer; every other control message is advice and is
-taken without an answer."""
 
 _ENDINGS = {
     MessageType.CANCEL: Ending.CANCEL,
@@ -70,20 +58,27 @@ class Connection:
         limits = shared.limits
         self._carrier = carrier
         self._arrivals = Arrivals()
-        self._engine = shared.engine
         self._admission = shared.admission
         self._limits = limits
         self._outbox = Outbox(carrier, limit=limits.send_queue_bytes)
+        self._queues = SendQueues(self._outbox)
         self._wire = ServerConnection(
             Limits(
                 max_packet_bytes=limits.max_packet_bytes,
                 max_sessions=limits.max_sessions,
                 max_in_flight=limits.max_in_flight,
-            )
+            ),
+            offers=offered(shared.engine.description),
+            authentication=Authentication(shared.token, carrier.authenticated),
+            clock_us=lambda: int(shared.wall_clock() * 1e6),
         )
         self._sessions: dict[int, Session] = {}
         principal = Principal(carrier.same_host, self._sessions.keys)
-        self._intake = Intake(shared, principal, carrier.name)
+        self._intake = Intake(shared, principal, carrier.name, next(shared.connection_ids))
+        self._credits = Credits(self._wire, self._outbox, shared.admission)
+        self._control = ControlPlane(
+            self._wire, self._outbox, self._sessions, shared.engine, shared.wall_clock
+        )
         self._hello_scope = anyio.CancelScope()
         self._reading = anyio.CancelScope()
         self._tasks: TaskGroup | None = None
@@ -93,7 +88,8 @@ class Connection:
             SessionOpenReceived: self._on_session_open,
             SubmitReceived: self._on_submit,
             CancelReceived: self._on_cancel,
-            ControlReceived: self._on_control,
+            ControlReceived: self._control.take,
+            CapabilitiesAgreed: self._on_agreement,
             SessionCloseReceived: self._on_session_close,
             SessionFailed: self._on_session_failed,
             ConnectionCloseReceived: self._on_end,
@@ -104,6 +100,11 @@ class Connection:
     def waiting_bytes(self) -> int:
         """Bytes that wait for the peer to read."""
         return self._outbox.waiting_bytes
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of events that wait with their operations, because the others wait already."""
+        return self._queues.size
 
     @property
     def session_ids(self) -> tuple[int, ...]:
@@ -117,10 +118,13 @@ class Connection:
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             tasks.start_soon(self._outbox.run)
+            tasks.start_soon(self._queues.run)
+            self._admission.watch(self._tell_credit)
             try:
                 with self._reading:
                     await self._read()
             finally:
+                self._admission.unwatch(self._tell_credit)
                 with anyio.CancelScope(shield=True):
                     await self._end_operations(Ending.LOST)
                     self._outbox.close()
@@ -129,6 +133,7 @@ class Connection:
 
     async def drain(self, seconds: float) -> None:
         """Let running operations finish for up to `seconds`, end the rest, close the connection."""
+        self._credits.pause(self._sessions.values())
         for session in self._sessions.values():
             session.stop_endless()
         with anyio.move_on_after(seconds):
@@ -188,14 +193,23 @@ class Connection:
                 max_in_flight=self._limits.max_in_flight,
                 operation_credit=self._limits.max_in_flight,
             )
-            self._sessions[session_id] = Session(session_id, event.open.priority)
+            granted = self._wire.max_in_flight(session_id)
+            self._sessions[session_id] = Session(session_id, event.open.priority, granted)
         self._outbox.put(reply)
 
     def _on_submit(self, event: SubmitReceived) -> None:
         if not self._wire.in_flight(event.session_id, event.frame_id):
             return
         session = self._sessions[event.session_id]
-        channel = FrameChannel(self._wire, self._outbox, event.session_id, event.frame_id)
+        channel = FrameChannel(
+            self._wire,
+            self._outbox,
+            self._queues,
+            self._limits,
+            self._admission.load,
+            event.session_id,
+            event.frame_id,
+        )
         if event.fault is None and (self._admission.draining or session.closing):
             channel.send_drop(DropReason.TRANSPORT_CLOSED, "server_shutdown")
             return
@@ -206,7 +220,8 @@ class Connection:
             send_verdict(channel, error)
             observation.ended(error)
             return
-        session.add(event.frame_id, admitted.operation)
+        session.add(event.frame_id, admitted.operation, event.operation_id)
+        self._credits.update((session,))
         assert self._tasks is not None
         self._tasks.start_soon(self._run_operation, session, event.frame_id, admitted)
 
@@ -216,57 +231,23 @@ class Connection:
             await self._arrivals.settled()
             await admitted.operation.run()
         finally:
+            admitted.operation.times.close()
             session.remove(frame_id)
             admitted.release()
+            self._credits.update((session,))
 
     def _on_cancel(self, event: CancelReceived) -> None:
         operation = self._sessions[event.session_id].get(event.frame_id)
         if operation is not None:
-            operation.stop(_ENDINGS[event.message_type])
-
-    def _on_control(self, event: ControlReceived) -> None:
-        if self._is_over(event.session_id, event.frame_id):
-            return
-        if event.packet.message_type == MessageType.PRIORITY_UPDATE:
-            self._on_priority_update(event)
-        elif isinstance(event.packet.metadata, TraceContext):
-            session = self._sessions[event.session_id]
-            session.take_trace(event.frame_id, event.packet.metadata)
-        elif event.packet.message_type in _REFUSED:
-            name = MessageType(event.packet.message_type).name.lower()
-            self._refuse(event, f"{name}_unsupported")
-
-    def _on_priority_update(self, event: ControlReceived) -> None:
-        def refuse(reason: str) -> None:
-            if not self._is_over(event.session_id, event.frame_id):
-                self._refuse(event, f"priority_update_unsupported: {reason}")
-
-        wish = event.packet.metadata
-        operation = self._sessions[event.session_id].get(event.frame_id)
-        description = self._engine.description
-        if not takes_priorities(description):
-            fcfs = description.priority_policy == "fcfs"
-            refuse("policy_fcfs" if fcfs else "unsupported")
-        elif isinstance(operation, Operation) and isinstance(wish, Scheduling):
-            priority = engine_priority(wish.priority_class, wish.priority_delta)
-            operation.update_priority(priority, refuse)
-
-    def _refuse(self, event: ControlReceived, diagnostic: str) -> None:
-        self._outbox.put(
-            self._wire.recoverable_error(
-                ErrorCode.UNSUPPORTED_CAPABILITY,
-                diagnostic,
-                session_id=event.session_id,
-                frame_id=event.frame_id,
+            operation.stop(
+                _ENDINGS[event.message_type], asked=Asked(event.source_role, event.reason)
             )
-        )
 
-    def _is_over(self, session_id: int, frame_id: int) -> bool:
-        """Whether what a message was about has ended; nothing may be said about it then."""
-        if frame_id:
-            return not self._wire.in_flight(session_id, frame_id)
-        gone = session_id != 0 and session_id not in self._wire.session_ids
-        return gone or self._wire.closed
+    def _tell_credit(self) -> None:
+        self._credits.update(self._sessions.values())
+
+    def _on_agreement(self, event: CapabilitiesAgreed) -> None:
+        self._credits.negotiated(self._sessions[event.session_id])
 
     def _on_session_close(self, event: SessionCloseReceived) -> None:
         session = self._sessions[event.session_id]

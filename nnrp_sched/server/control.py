@@ -4,7 +4,7 @@ Level 1 of the profile never depends on them (design, decision 10).
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import anyio
 import msgspec
@@ -67,16 +67,16 @@ async def _reprioritize(desk: Desk, body: ReprioritizeBody) -> dict[str, Any]:
     return dict(msgspec.to_builtins(await desk.reprioritize(body.id, body.priority)))
 
 
-async def watch(desk: Desk, body: WatchBody, channel: OperationChannel, seconds: float) -> NoReturn:
-    """Send the queue whenever it has changed, until cancelled.
+async def watch(desk: Desk, body: WatchBody, channel: OperationChannel, seconds: float) -> None:
+    """Send the queue whenever it has changed, until cancelled or the peer reads too slowly.
 
     A peer that reads slowly misses snapshots, never gets stale ones. Raises `TimeoutError` when the
     engine takes longer than `seconds` for one.
     """
     sent: QueueSnapshot | None = None
     while True:
-        if channel.full:
-            await channel.room()
+        if channel.waiting and not await channel.flushed():
+            return
         with anyio.fail_after(seconds):
             snapshot = await desk.queue()
         timeless = msgspec.structs.replace(snapshot, taken_ms=0.0)
@@ -114,6 +114,14 @@ _EXTENSIONS: Final = (
             name=f"nnrp.{WORKFLOW}",
             critical=False,
             description="who asks: program, agent, parent, step, role, deadline_ms, budget_tokens",
+        ),
+        False,
+    ),
+    (
+        Extension(
+            name="nnrp.diagnostics",
+            critical=False,
+            description="with true, a response.diagnostics event before the terminal",
         ),
         False,
     ),

@@ -9,9 +9,10 @@ from nnrp_sched.errors import BackendError
 from nnrp_sched.profile import Completed, ControlRequest, backend_profile_error, profile_error
 from nnrp_sched.server import control
 from nnrp_sched.server.desk import Desk
-from nnrp_sched.server.ending import OVERRIDING, Ending, Silent
+from nnrp_sched.server.ending import OVERRIDING, Asked, Dropped, Ending, Silent
 from nnrp_sched.server.terminal import OperationChannel, Verdict, send_verdict, verdict
-from nnrp_sched.wire import TraceContext
+from nnrp_sched.server.time_limits import TimeLimits
+from nnrp_sched.wire import DropReason, TraceContext
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +35,15 @@ class ControlOperation:
         self._channel = channel
         self._seconds = seconds
         self._ending: Ending | None = None
+        self._diagnostic = ""
+        self.times = TimeLimits(self.stop)
         self._scope = anyio.CancelScope()
 
-    def stop(self, ending: Ending) -> None:
+    def stop(self, ending: Ending, diagnostic: str = "", asked: Asked | None = None) -> None:
         """End it. What the engine was asked to do it does all the same."""
         if self._ending is None or ending in OVERRIDING:
-            self._ending = ending
+            self._ending, self._diagnostic = ending, diagnostic
+        self._channel.mute()
         self._scope.cancel()
 
     def take_trace(self, context: TraceContext) -> None:
@@ -50,12 +54,13 @@ class ControlOperation:
         outcome: Verdict = Silent()
         with self._scope:
             outcome = await self._answer()
-        send_verdict(self._channel, verdict(outcome, self._ending))
+        send_verdict(self._channel, verdict(outcome, self._ending, self._diagnostic))
 
     async def _answer(self) -> Verdict:
         try:
             if self.endless:
                 await control.watch(self._desk, self._body, self._channel, self._seconds)
+                return Dropped(DropReason.BACKPRESSURE, "reader_too_slow")
             with anyio.fail_after(self._seconds):
                 return Completed(body=await control.answer(self._desk, self._request, self._body))
         except BackendError as error:

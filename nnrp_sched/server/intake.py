@@ -1,8 +1,11 @@
 """From a submitted document to an operation that is ready to run."""
 
-from collections.abc import Callable
+import itertools
+import time
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 
 from nnrp_sched.engine.port import Engine
@@ -17,13 +20,14 @@ from nnrp_sched.server.admission import Admission
 from nnrp_sched.server.control_operation import ControlOperation
 from nnrp_sched.server.desk import Desk
 from nnrp_sched.server.directory import Directory
-from nnrp_sched.server.ending import Ending
+from nnrp_sched.server.ending import Asked, Ending
 from nnrp_sched.server.limits import ServerLimits
 from nnrp_sched.server.observation import Observation, Submitted
 from nnrp_sched.server.operation import Operation
 from nnrp_sched.server.principal import Principal, operation_name
 from nnrp_sched.server.priority import submit_priority
 from nnrp_sched.server.terminal import OperationChannel
+from nnrp_sched.server.time_limits import TimeLimits
 from nnrp_sched.server.trace import OperationTrace
 from nnrp_sched.wire import SubmitReceived, TraceContext
 
@@ -39,8 +43,16 @@ class LiveOperation(Protocol):
         """Whether it ends only when told to."""
         ...
 
-    def stop(self, ending: Ending) -> None:
-        """End it; its terminal follows."""
+    @property
+    def times(self) -> TimeLimits:
+        """When it has to end."""
+        ...
+
+    def stop(self, ending: Ending, diagnostic: str = "", asked: Asked | None = None) -> None:
+        """End it; its terminal follows. A drop says `diagnostic` instead of its usual words.
+
+        `asked` is what the peer's message told of itself, when there was one.
+        """
         ...
 
     def take_trace(self, context: TraceContext) -> None:
@@ -68,13 +80,21 @@ class Shared(Struct, frozen=True):
     admission: Admission
     directory: Directory
     observers: Observers = Observers()
+    wall_clock: Callable[[], float] = time.time
+    """Seconds since 1970, as DEADLINE and EXPIRE_AT count."""
+    connection_ids: Iterator[int] = msgspec.field(default_factory=lambda: itertools.count(1))
+    token: bytes | None = None
+    """What a client has to say, unless its carrier has made sure of it."""
 
 
 class Intake:
     """Takes in the submits of one connection."""
 
-    def __init__(self, shared: Shared, principal: Principal, transport: str) -> None:
+    def __init__(
+        self, shared: Shared, principal: Principal, transport: str, connection_id: int
+    ) -> None:
         self._shared = shared
+        self._connection_id = connection_id
         self._transport = transport
         self._desk = Desk(
             shared.engine,
@@ -91,6 +111,7 @@ class Intake:
             operation_id=event.operation_id,
             header_trace_id=event.trace_id,
             transport=self._transport,
+            connection_id=self._connection_id,
         )
         shared = self._shared
         trace = OperationTrace(default)

@@ -18,8 +18,13 @@ class ServerLimits(Struct, frozen=True):
     max_control_operations: int = 256
     """Control requests running at once in the whole server, apart from the others: a full server
     can still be looked at and relieved."""
-    send_queue_bytes: int = 8 * 1024 * 1024
-    """Bytes waiting for one connection's peer before its operations have to wait too."""
+    send_queue_bytes: int = 256 * 1024
+    """Bytes waiting for one connection's peer before further events wait with their operations."""
+    operation_queue_bytes: int = 256 * 1024
+    """Bytes of events that may wait with one operation before it has to wait for its peer."""
+    slow_reader_seconds: float = 10.0
+    """How long an operation waits for a peer that does not read: until half of a full queue, or at
+    the end all of it, is on its way. Then it is lost, and the engine's work on it stopped."""
     hello_seconds: float = 10.0
     """How long a new connection may stay silent."""
     abort_seconds: float = 5.0

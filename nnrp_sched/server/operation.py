@@ -15,7 +15,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from nnrp_sched.engine.port import Engine
-from nnrp_sched.engine.records import AbortReceipt, Caller, ChatCall, Reprioritized
+from nnrp_sched.engine.records import AbortReceipt, Caller, ChatCall, Reprioritized, RequestState
 from nnrp_sched.errors import BackendError, ProfileError, ProfileStreamError
 from nnrp_sched.profile import (
     ChatMapper,
@@ -26,15 +26,21 @@ from nnrp_sched.profile import (
     encode_event,
     profile_error,
 )
-from nnrp_sched.server.ending import OVERRIDING, Ending, Silent
+from nnrp_sched.server.budget_watch import BudgetWatch
+from nnrp_sched.server.cancellation import is_our_cancellation
+from nnrp_sched.server.ending import OVERRIDING, Asked, Ending, Silent
+from nnrp_sched.server.farewell import take_leave
 from nnrp_sched.server.observation import Observation
-from nnrp_sched.server.terminal import FAULT, OperationChannel, Verdict, send_verdict, verdict
+from nnrp_sched.server.priority_wishes import PriorityWishes
+from nnrp_sched.server.progress import Progress
+from nnrp_sched.server.terminal import FAULT, OperationChannel, Verdict, verdict
+from nnrp_sched.server.time_limits import TimeLimits
 from nnrp_sched.wire import TraceContext
 
 logger = logging.getLogger(__name__)
 
-_REFUSALS = frozenset({"policy_fcfs", "unsupported"})
-"""Reasons why an engine will never change a priority."""
+_GOING_ON = (None, Ending.BUDGET)
+"""What does not keep events from being sent."""
 
 
 class Operation:
@@ -67,29 +73,43 @@ class Operation:
         self._channel = channel
         self._abort_seconds = abort_seconds
         self._ending: Ending | None = None
+        self._diagnostic = ""
+        self.times = TimeLimits(self.stop)
+        """By when it has to end."""
+        self.budget = BudgetWatch(
+            lambda: engine.tokens(request_id), lambda: self.stop(Ending.BUDGET)
+        )
+        self._progress = Progress(channel.send_progress)
         self._ended = False
         """The engine call is through: nothing can be stopped any more."""
-        self._muted = False
-        """Set by ABORT: no event may follow it, not even those that close tool calls."""
         self._tasks: TaskGroup | None = None
         self._call_scope = anyio.CancelScope()
         self._abort_done: anyio.Event | None = None
-        self._updating = False
+        self._wishes = PriorityWishes(engine, self.name)
 
     @property
     def name(self) -> str:
         """The id that users see."""
         return self.caller.operation or self.request_id
 
-    def stop(self, ending: Ending) -> None:
-        """End the operation. The first reason counts, unless the session goes away under it."""
-        first = self._ending is None
-        if first or ending in OVERRIDING:
-            self._ending = ending
+    def stop(self, ending: Ending, diagnostic: str = "", asked: Asked | None = None) -> None:
+        """End the operation. The first reason counts, unless the session goes away under it.
+
+        A spent budget leaves the last word to what was produced; any other reason takes it away.
+        """
+        before = self._ending
+        first = before is None
+        if before in (None, Ending.BUDGET) or ending in OVERRIDING:
+            self._ending, self._diagnostic = ending, diagnostic
         if first and not self._ended:
-            self.observation.abort_began(ending)
+            self.observation.abort_began(ending, asked)
         if ending is Ending.ABORT:
-            self._muted = True
+            # No event may follow it, not even those that close tool calls.
+            self._channel.mute()
+        if ending is not Ending.BUDGET:
+            self._channel.discard()
+            if before is Ending.BUDGET:
+                self._call_scope.cancel()
         if first and self._tasks is not None:
             self._abort_done = anyio.Event()
             self._tasks.start_soon(self._abort_call, self._abort_done)
@@ -106,6 +126,7 @@ class Operation:
         if self._ended or self._ending is not None:
             return False
         self._ending = Ending.REQUESTED
+        self._channel.discard()
         self.observation.abort_began(Ending.REQUESTED)
         if self._tasks is None:
             self._withhold()
@@ -151,24 +172,8 @@ class Operation:
         `refused` is called with the reason when the engine never changes priorities.
         """
         self._priority = priority
-        if self._tasks is not None and not self._updating:
-            self._updating = True
-            self._tasks.start_soon(self._update_priority, refused)
-
-    async def _update_priority(self, refused: Callable[[str], None]) -> None:
-        try:
-            wished: int | None = None
-            while wished != self._priority:
-                wished = self._priority
-                done = await self._engine.reprioritize(self.name, wished)
-                if done.reason in _REFUSALS:
-                    refused(done.reason)
-        except Exception:
-            # The engine's code: a wish that it fails over must not end the operation.
-            logger.exception("request %s: its priority could not be changed", self.request_id)
-            refused("failed")
-        finally:
-            self._updating = False
+        if self._tasks is not None:
+            self._wishes.update(priority, refused, self._tasks)
 
     def take_trace(self, context: TraceContext) -> None:
         """A trace context of its own: it counts until the engine is called."""
@@ -188,17 +193,22 @@ class Operation:
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             if self._envelope.timeout_ms:
-                tasks.start_soon(self._expire, self._envelope.timeout_ms / 1000)
-            outcome = await self._call(mapper)
+                self.times.set(Ending.TIMEOUT, self._envelope.timeout_ms / 1000)
+            self.budget.start(tasks)
+            self._progress.received()
+            if self._ending is None:
+                outcome = await self._call(mapper)
             if self._abort_done is not None:
                 await self._abort_done.wait()
             self._tasks = None
             self._ended = True
+            self.times.close()
             tasks.cancel_scope.cancel()
-        final = verdict(outcome, self._ending)
-        if isinstance(final, ProfileError) and not self._muted:
+        final = verdict(outcome, self._ending, self._diagnostic)
+        if isinstance(final, ProfileError):
             self._send(mapper.interrupt(message=final.message))  # Closes the open tool calls.
-        return send_verdict(self._channel, final)
+        explained = self._envelope.diagnostics
+        return await take_leave(self._channel, self.observation, final, explained=explained)
 
     async def _call(self, mapper: ChatMapper) -> Verdict:
         """Make the engine call: its completion, its failure, or nothing when ended early."""
@@ -209,6 +219,7 @@ class Operation:
             priority=self._priority,
             traceparent=self.observation.dispatch(),
             caller=self.caller,
+            moved=self._moved,
             served=self.observation.served,
         )
         with self._call_scope:
@@ -223,7 +234,7 @@ class Operation:
             except (Exception, asyncio.CancelledError) as error:
                 # The one boundary between the engine's code and ours: it must not take the
                 # connection down, and the peer gets a terminal whatever happened.
-                if _is_our_cancellation(error):
+                if is_our_cancellation(error):
                     raise
                 logger.exception("request %s failed inside the server", self.request_id)
                 return profile_error("adapter_runtime_error", FAULT)
@@ -233,21 +244,27 @@ class Operation:
         """Send the events of a streaming call; its completion, or nothing when ended early."""
         async with aclosing(self._engine.stream(call)) as chunks:
             async for chunk in chunks:
-                if self._ending is not None:
-                    return Silent()
+                if self._ending not in _GOING_ON:
+                    # The engine has the abort, and ends the call with its receipt on the way.
+                    continue
                 self._send(mapper.chunk(chunk))
-                if self._channel.full:
-                    await self._channel.room()
-        if self._ending is not None:
+                self.budget.check()
+                if self._channel.full and not await self._channel.room():
+                    self.stop(Ending.SLOW_READER)
+        if self._ending not in _GOING_ON:
             return Silent()
         *events, completed = mapper.finish()
         self._send(events)
+        if self._channel.waiting and not await self._channel.flushed():
+            self.stop(Ending.SLOW_READER)
+            return Silent()
         assert isinstance(completed, Completed)
         return completed
 
-    async def _expire(self, seconds: float) -> None:
-        await anyio.sleep(seconds)
-        self.stop(Ending.TIMEOUT)
+    def _moved(self, state: RequestState) -> None:
+        """The engine's scheduler has moved the call."""
+        if self._ending is None:
+            self._progress.moved(state)
 
     async def _abort_call(self, done: anyio.Event) -> None:
         """Ask the engine to stop the call, then stop waiting for it."""
@@ -260,25 +277,21 @@ class Operation:
                 logger.warning("request %s: the engine did not confirm its abort", self.request_id)
         except (Exception, asyncio.CancelledError) as error:
             # The engine's code again: the operation ends without a receipt, and says so here.
-            if _is_our_cancellation(error):
+            if is_our_cancellation(error):
                 raise
             logger.exception("request %s: the abort failed", self.request_id)
         finally:
             self.observation.abort_ended(self.receipt)
-            self._call_scope.cancel()
+            if self._ending is Ending.BUDGET:
+                # What was produced is on its way; the engine has as long for it as for an abort.
+                self._call_scope.deadline = anyio.current_time() + self._abort_seconds
+            else:
+                self._call_scope.cancel()
             done.set()
 
     def _send(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._channel.send_partial(encode_event(event))
-            self.observation.event_sent()
-
-
-def _is_our_cancellation(error: BaseException) -> bool:
-    """Whether this task is being cancelled; if not, a CancelledError is a fault of the engine's.
-
-    Engines wait for tasks of their own, and those may be cancelled without anybody asking us.
-    """
-    task = asyncio.current_task()
-    cancelled = task is not None and task.cancelling() > 0
-    return cancelled and isinstance(error, asyncio.CancelledError)
+            self._progress.producing()
+            document = encode_event(event)
+            self._channel.send_partial(document)
+            self.observation.event_sent(len(document))

@@ -13,7 +13,15 @@ from nnrp_sched.server.connection import Connection
 from nnrp_sched.server.directory import Directory
 from nnrp_sched.server.intake import Shared
 from nnrp_sched.server.limits import ServerLimits
-from nnrp_sched.transport import Carrier, Endpoint, Listener, background_tasks, listen
+from nnrp_sched.transport import (
+    Carrier,
+    Endpoint,
+    Listener,
+    ListenLimits,
+    ServerSecurity,
+    background_tasks,
+    listen,
+)
 
 
 class Server:
@@ -24,14 +32,24 @@ class Server:
         engine: Engine,
         limits: ServerLimits | None = None,
         observers: Iterable[Observer] = (),
+        security: ServerSecurity | None = None,
     ) -> None:
-        """`observers` are told of each chat that has ended."""
+        """`observers` are told of each chat that has ended; `security` guards the endpoints.
+
+        Raises `SecurityError` for a token that cannot be one.
+        """
+        self._security = security or ServerSecurity()
         self.engine = engine
         self.limits = limits or ServerLimits()
         self.admission = Admission(self.limits.max_operations, self.limits.max_control_operations)
         self.directory = Directory()
         self._shared = Shared(
-            self.engine, self.limits, self.admission, self.directory, Observers(observers)
+            self.engine,
+            self.limits,
+            self.admission,
+            self.directory,
+            Observers(observers),
+            token=self._security.token_bytes,
         )
         self._connections: set[Connection] = set()
         self._listeners: list[Listener] = []
@@ -47,8 +65,12 @@ class Server:
         return frozenset(self._connections)
 
     async def listen(self, endpoint: Endpoint, tasks: TaskGroup) -> None:
-        """Open one endpoint and serve it in `tasks`; raises `StartError` when it cannot be had."""
-        listener = await listen(endpoint)
+        """Open one endpoint and serve it in `tasks`. Raises as `transport.listen` does."""
+        limits = ListenLimits(
+            handshake_seconds=self.limits.hello_seconds,
+            max_packet_bytes=self.limits.max_packet_bytes,
+        )
+        listener = await listen(endpoint, self._security, limits)
         self._listeners.append(listener)
         tasks.start_soon(listener.serve, self.serve_carrier)
 
@@ -85,13 +107,14 @@ async def serve(
     endpoints: Sequence[Endpoint],
     limits: ServerLimits | None = None,
     observers: Iterable[Observer] = (),
+    security: ServerSecurity | None = None,
 ) -> AsyncGenerator[Server, None]:
-    """Serve `engine` on `endpoints` while the block runs; `observers` as for `Server`.
+    """Serve `engine` on `endpoints` while the block runs; the rest is as for `Server`.
 
     Leaving the block ends what still runs at once; call `Server.drain` first to let it finish.
-    Raises `StartError` when an endpoint cannot be opened.
+    Raises `StartError` when an endpoint cannot be opened, and `SecurityError` when it must not be.
     """
-    server = Server(engine, limits, observers)
+    server = Server(engine, limits, observers, security)
     async with background_tasks() as tasks:
         try:
             for endpoint in endpoints:

@@ -14,8 +14,14 @@ from nnrp_sched.wire import TraceContext
 class Session:
     """The live operations of one session, by frame id."""
 
-    def __init__(self, session_id: int, priority_class: int) -> None:
+    def __init__(self, session_id: int, priority_class: int, max_in_flight: int = 1024) -> None:
         self.session_id = session_id
+        self.max_in_flight = max_in_flight
+        """Operations that may run in it at once."""
+        self.pressed: bool | None = None
+        """Whether the client was told that nothing can start; None before it was told anything."""
+        self.paused = False
+        """Set once the client was told that nothing starts any more."""
         self.priority_class = priority_class
         """How urgent its operations are by default."""
         self.trace: TraceObservation | None = None
@@ -23,6 +29,10 @@ class Session:
         self.closing = False
         """Set once SESSION_CLOSE arrived: no operation starts any more."""
         self._operations: dict[int, LiveOperation] = {}
+        self._giving_way: dict[int, dict[int, str]] = {}
+        """By the operation id that is to come: the frames that end when it is there, and why."""
+        self._gives_way_to: dict[int, int] = {}
+        """By frame: the operation id it waits for."""
         self._idle = anyio.Event()
         self._idle.set()
 
@@ -37,15 +47,43 @@ class Session:
         """The live operation of a frame, if it has not ended."""
         return self._operations.get(frame_id)
 
-    def add(self, frame_id: int, operation: LiveOperation) -> None:
-        """Register an operation; it must be removed when its task ends."""
+    def add(self, frame_id: int, operation: LiveOperation, operation_id: int = 0) -> None:
+        """Register an operation; it must be removed when its task ends.
+
+        Those that were to give way to `operation_id` end.
+        """
         if not self._operations:
             self._idle = anyio.Event()
         self._operations[frame_id] = operation
+        for older, why in list(self._giving_way.get(operation_id, {}).items()):
+            self._stay(older)
+            self.supersede(older, why)
+
+    def supersede(self, frame_id: int, why: str) -> None:
+        """End an operation because a newer one takes its place."""
+        operation = self._operations.get(frame_id)
+        if operation is not None:
+            operation.stop(Ending.SUPERSEDED, why)
+
+    def give_way(self, frame_id: int, new_operation_id: int, why: str) -> None:
+        """End an operation as soon as another one has been admitted; the last word counts."""
+        self._stay(frame_id)
+        self._giving_way.setdefault(new_operation_id, {})[frame_id] = why
+        self._gives_way_to[frame_id] = new_operation_id
+
+    def _stay(self, frame_id: int) -> None:
+        """The frame gives way to nobody."""
+        newer = self._gives_way_to.pop(frame_id, None)
+        if newer is not None:
+            older = self._giving_way[newer]
+            del older[frame_id]
+            if not older:
+                del self._giving_way[newer]
 
     def remove(self, frame_id: int) -> None:
         """Forget an operation that has ended."""
         self._operations.pop(frame_id, None)
+        self._stay(frame_id)
         if not self._operations:
             self._idle.set()
 

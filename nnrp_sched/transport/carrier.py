@@ -12,12 +12,26 @@ class Carrier(Protocol):
 
     @property
     def name(self) -> str:
-        """`tcp`, `unix` or `memory`."""
+        """`tcp`, `tls`, `unix`, `websocket`, `quic` or `memory`."""
         ...
 
     @property
     def same_host(self) -> bool:
         """Whether the peer is certainly on this host: unix socket, loopback address, memory."""
+        ...
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether the carrier itself has made sure that the peer may come in.
+
+        By a client certificate, by the user at the other end of a unix socket, or by a token in a
+        WebSocket's request.
+        """
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why the stream ended, where the carrier knows more than that it did; else empty."""
         ...
 
     async def receive(self) -> bytes:

@@ -77,6 +77,14 @@ class _MemoryCarrier:
     def same_host(self) -> bool:
         return self._same_host
 
+    @property
+    def authenticated(self) -> bool:
+        return self._same_host  # Nothing but this process can be at the other end.
+
+    @property
+    def problem(self) -> str:
+        return ""
+
     async def receive(self) -> bytes:
         return await self._incoming.get()
 

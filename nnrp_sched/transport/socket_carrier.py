@@ -7,16 +7,23 @@ every send, which together cost more than the rest of an event's way (bench/wire
 
 import asyncio
 import socket
-from collections import deque
 from collections.abc import Callable
 from ipaddress import ip_address
-from typing import cast
+from typing import Final, cast
 
 from nnrp_sched.errors import ConnectionLost
+from nnrp_sched.transport.inflow import Inflow, settle
 
-_READ_LIMIT_BYTES = 256 * 1024
-"""Received bytes that wait for `receive` before the peer is made to wait."""
-_CLOSE_SECONDS = 1.0
+_CLOSE_SECONDS: Final = 1.0
+
+_KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+)
+"""A peer that is gone without a word, as with its power, is noticed within half a minute."""
 
 
 class SocketCarrier(asyncio.Protocol):
@@ -31,14 +38,11 @@ class SocketCarrier(asyncio.Protocol):
         self._name = name
         self._connected = connected
         self._transport: asyncio.Transport | None = None
-        self._received: deque[bytes] = deque()
-        self._received_bytes = 0
-        self._ended = False
-        self._sink: Callable[[bytes], None] | None = None
-        self._sink_error: BaseException | None = None
-        self._reader: asyncio.Future[None] | None = None
+        self._inflow = Inflow(pause=self._pause_reading, resume=self._resume_reading)
         self._writer: asyncio.Future[None] | None = None
         self._paused = False
+        self._choked = False
+        """Whether reading has to wait until what was written is gone."""
         self._closing = False
         loop = asyncio.get_running_loop()
         self._peer_ended: asyncio.Future[None] = loop.create_future()
@@ -46,7 +50,7 @@ class SocketCarrier(asyncio.Protocol):
 
     @property
     def name(self) -> str:
-        """`tcp` or `unix`."""
+        """`tcp` or `unix`, or what the layers on it make of it."""
         return self._name
 
     @property
@@ -58,39 +62,35 @@ class SocketCarrier(asyncio.Protocol):
         return peer is not None and is_loopback(peer[0])
 
     @property
+    def authenticated(self) -> bool:
+        """True for a unix socket: the listener takes only users it knows."""
+        return self._name == "unix"
+
+    @property
+    def problem(self) -> str:
+        """Empty: a bare socket just ends."""
+        return ""
+
+    @property
     def transport(self) -> asyncio.Transport:
         """The transport beneath, for peer credentials and socket options."""
         assert self._transport is not None
         return self._transport
 
+    async def open(self) -> None:
+        """Wait for handshakes, of which a bare socket has none."""
+
+    def abort(self) -> None:
+        """Close at once; what was written may be lost."""
+        self.transport.abort()
+
     async def receive(self) -> bytes:
         """The next bytes, `b""` at the end."""
-        while not self._received:
-            if self._ended:
-                return b""
-            await self._next_wake()
-        if len(self._received) == 1:
-            data = self._received.popleft()
-        else:
-            data = b"".join(self._received)
-            self._received.clear()
-        if self._received_bytes >= _READ_LIMIT_BYTES and not self._ended:
-            self.transport.resume_reading()
-        self._received_bytes = 0
-        return data
+        return await self._inflow.receive()
 
     async def deliver(self, sink: Callable[[bytes], None]) -> None:
         """Call `sink` from the transport's own callback until the end of the stream."""
-        while self._received:
-            sink(await self.receive())
-        self._sink = sink
-        try:
-            while not self._ended:
-                await self._next_wake()
-        finally:
-            self._sink = None
-        if self._sink_error is not None:
-            raise self._sink_error
+        await self._inflow.deliver(sink)
 
     def write(self, data: bytes) -> bool:
         """Hand over all bytes at once; False when the peer reads too slowly."""
@@ -108,7 +108,7 @@ class SocketCarrier(asyncio.Protocol):
         """Hand over all bytes and wait for room. Raises `ConnectionLost`."""
         self.write(data)
         await self.drained()
-        if self._closing or self.transport.is_closing():
+        if not self._sends:
             raise ConnectionLost(f"the {self._name} connection is gone")
 
     async def aclose(self) -> None:
@@ -119,8 +119,10 @@ class SocketCarrier(asyncio.Protocol):
         """
         if self._lost.done():
             return
+        if not self._closing:
+            self._say_goodbye()
         self._closing = True
-        self._end()
+        self._inflow.end()
         self.transport.resume_reading()
         if not self._peer_ended.done():
             try:
@@ -138,37 +140,31 @@ class SocketCarrier(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is connected."""
         self._transport = cast(asyncio.Transport, transport)
-        if self._name == "tcp":
+        raw = self._transport.get_extra_info("socket")
+        if raw.family != socket.AF_UNIX:
             # asyncio does this by itself only for sockets made with an explicit protocol number.
-            raw = self._transport.get_extra_info("socket")
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for level, option, value in _KEEPALIVE:
+                raw.setsockopt(level, option, value)
         if self._connected is not None:
             self._connected(self)
 
     def data_received(self, data: bytes) -> None:
         """Bytes came; beyond the limit the transport stops reading."""
-        if self._closing:
-            return
-        if self._sink is not None:
-            self._pour(data, self._sink)
-            return
-        self._received.append(data)
-        self._received_bytes += len(data)
-        if self._received_bytes >= _READ_LIMIT_BYTES:
-            self.transport.pause_reading()
-        _set(self._reader)
+        if not self._closing:
+            self._inflow.put(data)
 
     def eof_received(self) -> bool:
         """The peer sends no more; it may still read, so the transport stays open."""
-        _set(self._peer_ended)
-        self._end()
+        settle(self._peer_ended)
+        self._inflow.end()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed."""
-        _set(self._peer_ended)
-        _set(self._lost)
-        self._end()
+        settle(self._peer_ended)
+        settle(self._lost)
+        self._inflow.end()
         self.resume_writing()
 
     def pause_writing(self) -> None:
@@ -178,23 +174,22 @@ class SocketCarrier(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The transport's buffer has room again."""
         self._paused = False
-        _set(self._writer)
+        settle(self._writer)
 
-    def _pour(self, data: bytes, sink: Callable[[bytes], None]) -> None:
-        try:
-            sink(data)
-        except BaseException as error:
-            # Raised again in the task that delivers; this is a callback of the event loop.
-            self._sink, self._sink_error = None, error
-            self._end()
+    @property
+    def _sends(self) -> bool:
+        """Whether what is written now may still arrive."""
+        return not (self._closing or self.transport.is_closing())
 
-    async def _next_wake(self) -> None:
-        self._reader = asyncio.get_running_loop().create_future()
-        await self._reader
+    def _say_goodbye(self) -> None:
+        """Write what comes last, before the end of the stream itself; a bare socket has nothing."""
 
-    def _end(self) -> None:
-        self._ended = True
-        _set(self._reader)
+    def _pause_reading(self) -> None:
+        self.transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if not self._choked and not self._inflow.full:
+            self.transport.resume_reading()
 
 
 def is_loopback(host: str) -> bool:
@@ -202,8 +197,3 @@ def is_loopback(host: str) -> bool:
     address = ip_address(host.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)  # As a dual-stack listener sees IPv4 peers.
     return (mapped or address).is_loopback
-
-
-def _set(future: asyncio.Future[None] | None) -> None:
-    if future is not None and not future.done():
-        future.set_result(None)

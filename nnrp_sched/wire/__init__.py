@@ -4,8 +4,25 @@
 they take and give, and the codec beneath them.
 """
 
+from nnrp_sched.wire.authentication import Authentication
+from nnrp_sched.wire.capability_tokens import CapabilityToken
 from nnrp_sched.wire.client import ClientConnection
 from nnrp_sched.wire.codec import encode_packet
+from nnrp_sched.wire.control_enums import (
+    BudgetChange,
+    CapabilityFlag,
+    FlowFlag,
+    FlowReason,
+    FlowScope,
+    HintFlag,
+    HintReason,
+    PressureLevel,
+    ProgressStage,
+    SchedulingFlag,
+    ScopeFlag,
+    SupersedeFlag,
+    TraceFlag,
+)
 from nnrp_sched.wire.enums import (
     CancelReason,
     CloseReason,
@@ -17,15 +34,13 @@ from nnrp_sched.wire.enums import (
     MessageType,
     PayloadKind,
     PriorityClass,
-    ProgressStage,
     Role,
-    SchedulingFlag,
     SessionErrorCode,
     SessionStatus,
-    TraceFlag,
 )
 from nnrp_sched.wire.events import (
     CancelReceived,
+    CapabilitiesAgreed,
     ClientEvent,
     ConnectionCloseReceived,
     ConnectionFailed,
@@ -49,6 +64,7 @@ from nnrp_sched.wire.events import (
 )
 from nnrp_sched.wire.limits import Limits
 from nnrp_sched.wire.operation_messages import (
+    BudgetUpdate,
     Capability,
     ControlRequest,
     FrameSubmit,
@@ -57,7 +73,9 @@ from nnrp_sched.wire.operation_messages import (
     Progress,
     ResultHint,
     RetryAfter,
+    RouteHint,
     Scheduling,
+    Supersede,
     TraceContext,
 )
 from nnrp_sched.wire.packet import Packet
@@ -76,9 +94,15 @@ from nnrp_sched.wire.session_messages import (
 from nnrp_sched.wire.typed_body import decode_document, encode_document
 
 __all__ = [
+    "Authentication",
+    "BudgetChange",
+    "BudgetUpdate",
     "CancelReason",
     "CancelReceived",
+    "CapabilitiesAgreed",
     "Capability",
+    "CapabilityFlag",
+    "CapabilityToken",
     "ClientConnection",
     "ClientEvent",
     "ClientHello",
@@ -90,11 +114,16 @@ __all__ = [
     "DropReason",
     "ErrorCode",
     "ErrorScope",
+    "FlowFlag",
+    "FlowReason",
+    "FlowScope",
     "FlowUpdate",
     "FrameSubmit",
     "HeaderFlag",
     "HelloAcknowledged",
     "HelloReceived",
+    "HintFlag",
+    "HintReason",
     "InFlightPolicy",
     "Limits",
     "MessageType",
@@ -106,6 +135,7 @@ __all__ = [
     "PartialResult",
     "PayloadKind",
     "Pressure",
+    "PressureLevel",
     "PriorityClass",
     "Progress",
     "ProgressStage",
@@ -116,8 +146,10 @@ __all__ = [
     "ResultReceived",
     "RetryAfter",
     "Role",
+    "RouteHint",
     "Scheduling",
     "SchedulingFlag",
+    "ScopeFlag",
     "ServerConnection",
     "ServerEvent",
     "ServerHelloAck",
@@ -134,6 +166,8 @@ __all__ = [
     "SessionStatus",
     "SubmitFault",
     "SubmitReceived",
+    "Supersede",
+    "SupersedeFlag",
     "TraceContext",
     "TraceFlag",
     "decode_document",

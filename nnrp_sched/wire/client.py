@@ -1,9 +1,11 @@
 """The client's end of a connection."""
 
+import msgspec
+
 from nnrp_sched.errors import LocalProtocolError
-from nnrp_sched.wire.client_sessions import ClientSessions
+from nnrp_sched.wire.client_control import ClientControl
 from nnrp_sched.wire.codec import encode_packet
-from nnrp_sched.wire.connection import ConnectionPhase
+from nnrp_sched.wire.connection_state import ConnectionPhase
 from nnrp_sched.wire.enums import (
     CancelFlag,
     CancelReason,
@@ -17,9 +19,9 @@ from nnrp_sched.wire.events import ClientEvent
 from nnrp_sched.wire.handshake import SDK_HELLO, sdk_session_open
 from nnrp_sched.wire.notices import diagnostic_body
 from nnrp_sched.wire.operation import Operation, Step
-from nnrp_sched.wire.operation_messages import FrameSubmit, TraceContext
+from nnrp_sched.wire.operation_messages import FrameSubmit
 from nnrp_sched.wire.packet import Packet
-from nnrp_sched.wire.session import Session, SessionStep
+from nnrp_sched.wire.session import SessionStep
 from nnrp_sched.wire.session_messages import SessionClose
 from nnrp_sched.wire.typed_body import encode_document
 
@@ -28,7 +30,7 @@ _U32 = 0xFFFF_FFFF
 _U64 = 0xFFFF_FFFF_FFFF_FFFF
 
 
-class ClientConnection(ClientSessions):
+class ClientConnection(ClientControl):
     """Bytes in, events out; commands in, bytes out. It does no I/O and reads no clock.
 
     Every command raises `LocalProtocolError` when the protocol forbids it now, and then changes
@@ -45,13 +47,17 @@ class ClientConnection(ClientSessions):
 
     # --- connection and sessions --------------------------------------------------------------
 
-    def hello(self) -> bytes:
-        """CLIENT_HELLO with the SDK's values; once, before anything else (wire digest 2.1)."""
+    def hello(self, token: bytes = b"") -> bytes:
+        """CLIENT_HELLO with the SDK's values; once, before anything else (wire digest 2.1).
+
+        `token` is for a server that wants one.
+        """
         self._check_open()
         if self._said_hello:
             raise LocalProtocolError("the hello was said already", code=ErrorCode.INVALID_STATE)
         self._said_hello = True
-        return encode_packet(Packet(MessageType.CLIENT_HELLO, SDK_HELLO))
+        hello = msgspec.structs.replace(SDK_HELLO, auth_bytes=len(token))
+        return encode_packet(Packet(MessageType.CLIENT_HELLO, hello, token))
 
     def open_session(
         self, *, priority: int = 1, max_in_flight: int = 256, requested_session_id: int = 0
@@ -202,47 +208,3 @@ class ClientConnection(ClientSessions):
         return encode_packet(
             Packet(MessageType.FRAME_CANCEL, session_id=session_id, frame_id=frame_id)
         )
-
-    def trace_context(
-        self,
-        session_id: int,
-        frame_id: int,
-        trace_id: int,
-        span_id: int,
-        parent_span_id: int = 0,
-        flags: int = 0,
-    ) -> bytes:
-        """TRACE_CONTEXT of an operation, or with `frame_id` 0 of those submitted afterwards (3.9).
-
-        `flags` are TraceFlag bits; trace and span id are not 0.
-        """
-        self._open_session(session_id)
-        if frame_id:
-            self._running(session_id, frame_id)
-        if not trace_id or not span_id:
-            raise LocalProtocolError(
-                "a trace context needs a trace id and a span id", code=ErrorCode.MALFORMED_BODY
-            )
-        context = TraceContext(
-            trace_id=trace_id,
-            span_id=span_id,
-            parent_span_id=parent_span_id,
-            stage=0,
-            flags=flags,
-            body_bytes=0,
-        )
-        return encode_packet(
-            Packet(MessageType.TRACE_CONTEXT, context, b"", session_id, frame_id, trace_id)
-        )
-
-    def _running(self, session_id: int, frame_id: int) -> tuple[Session, Operation]:
-        """An operation without a terminal. Raises `LocalProtocolError` when there is none."""
-        session = self._open_session(session_id)
-        operation = session.operations.get(frame_id)
-        if operation is None:
-            raise LocalProtocolError(
-                f"frame {frame_id} of session {session_id} is not in flight",
-                code=ErrorCode.INVALID_STATE,
-                scope=ErrorScope.FRAME,
-            )
-        return session, operation

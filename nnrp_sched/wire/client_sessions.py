@@ -5,10 +5,13 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from nnrp_sched.errors import RemoteProtocolError
+from nnrp_sched.wire.capability_tokens import TokenFault, decode_tokens
 from nnrp_sched.wire.client_operations import ClientOperations
-from nnrp_sched.wire.connection import ConnectionMachine, ConnectionPhase, metadata_of
+from nnrp_sched.wire.connection import ConnectionMachine, metadata_of
+from nnrp_sched.wire.connection_state import ConnectionPhase
 from nnrp_sched.wire.enums import CloseStatus, ErrorCode, ErrorScope, MessageType, SessionStatus
 from nnrp_sched.wire.events import (
+    CapabilitiesAgreed,
     HelloAcknowledged,
     SessionClosed,
     SessionOpened,
@@ -18,6 +21,7 @@ from nnrp_sched.wire.handshake import SDK_HELLO, hello_ack_fault
 from nnrp_sched.wire.layout import Layout, Scope
 from nnrp_sched.wire.limits import DEFAULT_LIMITS, Limits
 from nnrp_sched.wire.notices import diagnostic_text
+from nnrp_sched.wire.operation_messages import Capability
 from nnrp_sched.wire.packet import Packet
 from nnrp_sched.wire.session import Session, SessionStep
 from nnrp_sched.wire.session_messages import (
@@ -69,10 +73,10 @@ class ClientSessions(ClientOperations):
         kind = packet.message_type
         if kind in self._CONNECTION_HANDLERS:
             self._CONNECTION_HANDLERS[kind](self, packet)
+        elif session is not None and kind in self._SESSION_HANDLERS:
+            self._SESSION_HANDLERS[kind](self, packet, session)
         elif session is None or layout.scope is Scope.SESSION_ADVICE:
             self._on_advice(packet)
-        elif kind in self._SESSION_HANDLERS:
-            self._SESSION_HANDLERS[kind](self, packet, session)
         elif packet.frame_id == 0 or packet.frame_id in session.operations:
             # Advice about an operation; about a finished or unknown one it is passed over.
             self._on_advice(packet)
@@ -154,6 +158,17 @@ class ClientSessions(ClientOperations):
             session.take(SessionStep.REOPEN)
         self._on_advice(packet)
 
+    def _on_agreement(self, packet: Packet, session: Session) -> None:
+        """The server's answer to our wish, or its own word that it does less from now on."""
+        answer = metadata_of(packet, Capability)
+        try:
+            tokens = frozenset(decode_tokens(answer.count, packet.body))
+        except TokenFault as fault:
+            self._refuse(ErrorCode.MALFORMED_BODY, str(fault), packet)
+            return
+        session.capabilities = tokens
+        self._events.append(CapabilitiesAgreed(session.session_id, tokens))
+
     def _on_error(self, packet: Packet) -> None:
         """An ERROR ends what its scope names (wire digest 6-8)."""
         notice = metadata_of(packet, ErrorNotice)
@@ -189,6 +204,8 @@ class ClientSessions(ClientOperations):
         dict[MessageType, Callable[["ClientSessions", Packet, Session], None]]
     ] = {
         MessageType.SESSION_CLOSE_ACK: _on_session_close_ack,
+        MessageType.CAPABILITY_NEGOTIATION: _on_agreement,
+        MessageType.DEGRADE_PROFILE: _on_agreement,
         MessageType.PARTIAL_RESULT: ClientOperations._on_partial,
         MessageType.RESULT_PUSH: ClientOperations._on_result,
         MessageType.RESULT_DROP: ClientOperations._on_drop,

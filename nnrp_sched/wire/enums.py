@@ -162,22 +162,6 @@ class CancelFlag(IntFlag):
     HARD_ABORT = 2
 
 
-class ProgressStage(IntEnum):
-    """Stages of PROGRESS (wire digest 3.7); `COMPLETED` is not a terminal."""
-
-    QUEUED = 1
-    ADMITTED = 2
-    INPUT_RECEIVED = 3
-    PREPROCESSING = 4
-    EXECUTING = 5
-    WAITING_DEPENDENCY = 6
-    PRODUCING_PARTIAL = 7
-    FINALIZING = 8
-    COMPLETED = 9
-    DROPPED = 0xA
-    FAILED = 0xB
-
-
 class PriorityClass(IntEnum):
     """Session and operation priority classes (wire digest 2.6)."""
 
@@ -252,28 +236,6 @@ class PatchRejectReason(IntEnum):
     UNSUPPORTED_STRATEGY = 3
     INVALID_LANE_MASK = 4
     RATE_LIMITED = 5
-
-
-class FlowScope(IntEnum):
-    """Whose credit FLOW_UPDATE speaks of (wire digest 3.8)."""
-
-    CONNECTION = 0
-    SESSION = 1
-    OPERATION = 2
-
-
-class SchedulingFlag(IntFlag):
-    """Flags of PRIORITY_UPDATE, DEADLINE and EXPIRE_AT (wire digest 3.7)."""
-
-    DISCARD_STALE = 1
-    EMIT_DROP_REASON = 2
-
-
-class TraceFlag(IntFlag):
-    """Flags of TRACE_CONTEXT (wire digest 3.9)."""
-
-    SAMPLED = 1
-    ERROR = 2
 
 
 class LossTolerance(IntEnum):

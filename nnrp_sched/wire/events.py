@@ -41,6 +41,16 @@ class ControlReceived(msgspec.Struct, frozen=True):
     frame_id: int
 
 
+class CapabilitiesAgreed(msgspec.Struct, frozen=True):
+    """A session's capabilities are these from now on; on the server the answer came as a `Reply`.
+
+    Until the first of these events nothing optional is sent in the session.
+    """
+
+    session_id: int
+    tokens: frozenset[str]
+
+
 class ConnectionCloseReceived(msgspec.Struct, frozen=True):
     """The peer sent CLOSE: nothing follows in either direction (wire digest 2.2)."""
 
@@ -143,6 +153,7 @@ ServerEvent = (
     | SubmitReceived
     | CancelReceived
     | ControlReceived
+    | CapabilitiesAgreed
     | SessionCloseReceived
     | SessionFailed
     | ConnectionCloseReceived
@@ -244,6 +255,7 @@ ClientEvent = (
     | SessionFailed
     | SessionClosed
     | ControlReceived
+    | CapabilitiesAgreed
     | ConnectionCloseReceived
     | ConnectionFailed
 )

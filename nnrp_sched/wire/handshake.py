@@ -52,7 +52,7 @@ def answer_hello(hello: ClientHello, limits: Limits) -> ServerHelloAck:
     """What a server accepts of an offer.
 
     Raises `RemoteProtocolError` when nothing is left that both speak, or when the offer asks for
-    authentication or extensions, which this project leaves to the carrier (wire digest 6-21).
+    extensions, of which there are none here (wire digest 6-21).
     """
     if not hello.min_version <= _VERSION <= hello.max_version or not hello.wire_format_bitmap & 1:
         raise RemoteProtocolError(
@@ -66,9 +66,9 @@ def answer_hello(hello: ClientHello, limits: Limits) -> ServerHelloAck:
             "the client offers no supported profile with structured events",
             code=ErrorCode.UNSUPPORTED_CAPABILITY,
         )
-    if hello.auth_bytes or hello.control_extension_bytes:
+    if hello.control_extension_bytes:
         raise RemoteProtocolError(
-            "authentication and extensions in the hello are not supported",
+            "extensions in the hello are not supported",
             code=ErrorCode.UNSUPPORTED_CAPABILITY,
         )
     return ServerHelloAck(

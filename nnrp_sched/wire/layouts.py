@@ -4,6 +4,13 @@ A row reads: type, who may send it, which header ids it carries, metadata struct
 writes them (`x` is a reserved byte), body, value rules.
 """
 
+from nnrp_sched.wire.control_enums import (
+    BudgetChange,
+    Congestion,
+    HintPolicy,
+    HintReason,
+    ProgressStage,
+)
 from nnrp_sched.wire.enums import (
     CloseReason,
     CloseStatus,
@@ -14,7 +21,6 @@ from nnrp_sched.wire.enums import (
     PatchRejectReason,
     PatchStatus,
     PriorityClass,
-    ProgressStage,
     SessionStatus,
 )
 from nnrp_sched.wire.enums import MessageType as M
@@ -41,6 +47,7 @@ from nnrp_sched.wire.rules import (
     CONTROL_RULES,
     FLOW_RULES,
     HINT_RULES,
+    PRESSURE_RULES,
     SCHEDULING_RULES,
     TIME_RULES,
     at_most,
@@ -59,6 +66,8 @@ from nnrp_sched.wire.session_messages import (
     ServerHelloAck,
     SessionClose,
     SessionCloseAck,
+    SessionMigrate,
+    SessionMigrateAck,
     SessionOpen,
     SessionOpenAck,
     SessionPatch,
@@ -153,9 +162,15 @@ _ROWS: tuple[Layout, ...] = (
     row(M.FLOW_UPDATE, BOTH, Scope.SESSION_ADVICE, FlowUpdate, "BBBxHHH2xQIII", rules=FLOW_RULES),
     row(
         M.RESULT_HINT, SERVER, Scope.SESSION_ADVICE, ResultHint, "IIII",
-        rules=(at_most("policy", 4), at_most("congestion", 3), at_most("reason", 4)),
+        rules=(
+            one_of("policy", HintPolicy),
+            one_of("congestion", Congestion),
+            one_of("reason", HintReason),
+        ),
     ),
     row(M.TRANSPORT_PROBE, BOTH, Scope.CONNECTION, TransportProbe, "IIQ", body=("payload_bytes",)),
+    row(M.SESSION_MIGRATE, CLIENT, Scope.SESSION, SessionMigrate, "IIQQ"),
+    row(M.SESSION_MIGRATE_ACK, SERVER, Scope.SESSION, SessionMigrateAck, "IQIQ"),
     row(M.TRANSPORT_PROBE_ACK, BOTH, Scope.CONNECTION, TransportProbeAck, "I4xQ"),
     row(M.PING, BOTH, Scope.SESSION_ADVICE),
     row(M.PONG, BOTH, Scope.SESSION_ADVICE),
@@ -180,11 +195,15 @@ _ROWS: tuple[Layout, ...] = (
             not_zero("new_operation_id"),
             one_of("drop_reason", DropReason),
             masked("flags", 1),
+            where(
+                "an operation superseded by itself",
+                lambda change, _: change.old_operation_id != change.new_operation_id,
+            ),
         ),
     ),
     row(
         M.BUDGET_UPDATE, BOTH, Scope.OPERATION, BudgetUpdate, "QQQQII",
-        rules=(not_zero("operation_id"), masked("flags", 3)),
+        rules=(not_zero("operation_id"), one_of("flags", BudgetChange)),
     ),
     row(
         M.PROGRESS, BOTH, Scope.OPERATION, Progress, "QQHHQI",
@@ -214,11 +233,11 @@ _ROWS: tuple[Layout, ...] = (
     ),
     row(
         M.BACKPRESSURE, BOTH, Scope.SESSION_ADVICE, Pressure, _PRESSURE,
-        rules=(not_zero("level"), masked("flags", 3)),
+        rules=(not_zero("level"), *PRESSURE_RULES),
     ),
     row(
         M.CREDIT_UPDATE, BOTH, Scope.SESSION_ADVICE, Pressure, _PRESSURE,
-        rules=(masked("flags", 3),),
+        rules=PRESSURE_RULES,
     ),
     row(
         M.CAPABILITY_NEGOTIATION, BOTH, Scope.SESSION_ADVICE, Capability, _CAPABILITY,
@@ -264,14 +283,14 @@ _ROWS: tuple[Layout, ...] = (
     row(
         M.RETRY_AFTER, BOTH, Scope.SESSION_ADVICE, RetryAfter, "QQIIHBBI",
         body=("diagnostic_bytes",),
+        rules=PRESSURE_RULES,
     ),
     *(
         # Measured and refused: nothing of this project uses them (wire digest 1.2).
         row(message_type, BOTH, Scope.SESSION_ADVICE, OpaqueMetadata, body=Body.FREE)
         for message_type in (
-            M.CACHE_PUT, M.CACHE_ACK, M.CACHE_INVALIDATE, M.SESSION_MIGRATE,
-            M.SESSION_MIGRATE_ACK, M.OBJECT_DECLARE, M.OBJECT_REF, M.OBJECT_RELEASE,
-            M.OBJECT_PATCH, M.OBJECT_DELTA, M.CACHE_REFERENCE, M.CACHE_MISS,
+            M.CACHE_PUT, M.CACHE_ACK, M.CACHE_INVALIDATE, M.OBJECT_DECLARE, M.OBJECT_REF,
+            M.OBJECT_RELEASE, M.OBJECT_PATCH, M.OBJECT_DELTA, M.CACHE_REFERENCE, M.CACHE_MISS,
         )
     ),
 )

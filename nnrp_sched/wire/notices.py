@@ -1,5 +1,6 @@
 """The packets that report errors, and the texts they carry (wire digest 3.5)."""
 
+from nnrp_sched.wire.control_enums import RecoveryFlag
 from nnrp_sched.wire.enums import ErrorScope, MessageType, Role
 from nnrp_sched.wire.packet import Packet
 from nnrp_sched.wire.session_messages import ErrorNotice, RecoverableError
@@ -38,7 +39,7 @@ def recoverable_error_packet(
         scope=scope,
         recovery_action=0,
         source_role=role,
-        flags=0,
+        flags=RecoveryFlag.WAIT_FIRST if retry_after_ms else 0,
         retry_after_ms=retry_after_ms,
         related_session=session_id,
         related_frame=frame_id,

@@ -93,6 +93,7 @@ class Operation:
         "heard_sequences",
         "operation_id",
         "phase",
+        "progress_sequence",
         "sequence",
         "wire_ids",
     )
@@ -105,6 +106,8 @@ class Operation:
         """The last result_sequence sent or received."""
         self.control_sequence = 0
         """The last control_sequence sent."""
+        self.progress_sequence = 0
+        """The last progress_sequence sent."""
         self.heard_sequences: dict[MessageType, int] | None = None
         """The highest control_sequence received, by message type."""
         self.wire_ids = b""

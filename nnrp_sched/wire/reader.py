@@ -48,6 +48,10 @@ class PacketReader:
         """Bytes fed and not yet given out."""
         return len(self._buffer) - self._offset
 
+    def limit(self, max_packet_bytes: int) -> None:
+        """Take larger or smaller packets from the next one on."""
+        self._max_packet_bytes = max_packet_bytes
+
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
         buffer = self._buffer

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
-from nnrp_sched.wire.enums import CancelReason, FlowScope, PayloadKind, PriorityClass
+from nnrp_sched.wire.control_enums import FlowReason, FlowScope, PressureLevel
+from nnrp_sched.wire.enums import CancelReason, PayloadKind, PriorityClass
 from nnrp_sched.wire.layout import ValueRule
 from nnrp_sched.wire.operation_messages import FrameSubmit
 from nnrp_sched.wire.packet import Packet
@@ -79,8 +80,8 @@ _TENSOR_FIELDS = (
 
 FLOW_RULES: tuple[ValueRule, ...] = (
     one_of("scope", FlowScope),
-    at_most("reason", 4),
-    at_most("level", 3),
+    one_of("reason", FlowReason),
+    one_of("level", PressureLevel),
     masked("flags", 0xF),
     where(
         "retry_after_ms without its flag",
@@ -132,5 +133,14 @@ SCHEDULING_RULES: tuple[ValueRule, ...] = (
 TIME_RULES: tuple[ValueRule, ...] = (*SCHEDULING_RULES, not_zero("deadline_unix_ms"))
 
 CAPABILITY_RULES: tuple[ValueRule, ...] = (masked("flags", 3),)
+
+PRESSURE_RULES: tuple[ValueRule, ...] = (
+    masked("flags", 3),
+    where("both scopes at once", lambda pressure, _: pressure.flags != 3),
+    where(
+        "operation scope without its id",
+        lambda pressure, _: not pressure.flags & 2 or pressure.scope_id != 0,
+    ),
+)
 
 HINT_RULES: tuple[ValueRule, ...] = (not_zero("operation_id"), masked("flags", 3))

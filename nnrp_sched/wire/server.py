@@ -4,7 +4,7 @@ import struct
 
 from nnrp_sched.errors import LocalProtocolError
 from nnrp_sched.wire.codec import HEADER_BYTES, PACKET_CEILING, PREFIX, encode_packet
-from nnrp_sched.wire.connection import ConnectionPhase
+from nnrp_sched.wire.connection_state import ConnectionPhase
 from nnrp_sched.wire.enums import (
     CloseStatus,
     DropFlag,
@@ -22,7 +22,7 @@ from nnrp_sched.wire.notices import diagnostic_body
 from nnrp_sched.wire.operation import Operation, Phase, Step, drop_step
 from nnrp_sched.wire.operation_messages import ResultDropReason, ResultPush
 from nnrp_sched.wire.packet import Packet
-from nnrp_sched.wire.server_sessions import ServerSessions
+from nnrp_sched.wire.server_control import ServerControl
 from nnrp_sched.wire.session import Session, SessionStep
 from nnrp_sched.wire.session_messages import SessionCloseAck, SessionOpenAck
 from nnrp_sched.wire.typed_body import encode_document
@@ -42,7 +42,7 @@ _STREAMING = Phase.PARTIAL
 _CLOSED = ConnectionPhase.CLOSED
 
 
-class ServerConnection(ServerSessions):
+class ServerConnection(ServerControl):
     """Bytes in, events out; commands in, bytes out. It does no I/O and reads no clock.
 
     Every command raises `LocalProtocolError` when the protocol forbids it now, and then changes

@@ -196,7 +196,9 @@ class ServerOperations(ConnectionMachine):
             and packet.frame_id > session.last_frame_id
         ):
             early = self._early.setdefault(session.session_id, EarlyDeadlines(_EARLY_DEADLINES))
-            early.keep(operation_id, packet)
+            if not early.keep(operation_id, packet):
+                diagnostic = f"{_EARLY_DEADLINES} deadlines wait for their submits already"
+                self._refuse(ErrorCode.LIMIT_EXCEEDED, diagnostic, packet)
             return None
         self._refuse(
             ErrorCode.INVALID_STATE,

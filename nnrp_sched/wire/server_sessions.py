@@ -1,16 +1,15 @@
 """What a server does with what its client sends about the connection and its sessions."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from nnrp_sched.errors import RemoteProtocolError
+from nnrp_sched.wire.authentication import OPEN, UNKNOWN_PEER_BYTES, Authentication
+from nnrp_sched.wire.capability_tokens import TokenFault, decode_tokens
 from nnrp_sched.wire.codec import encode_packet
-from nnrp_sched.wire.connection import (
-    ConnectionMachine,
-    ConnectionPhase,
-    metadata_of,
-)
+from nnrp_sched.wire.connection import ConnectionMachine, metadata_of
+from nnrp_sched.wire.connection_state import ConnectionPhase
 from nnrp_sched.wire.enums import (
     ErrorCode,
     ErrorScope,
@@ -20,11 +19,18 @@ from nnrp_sched.wire.enums import (
     SessionErrorCode,
     SessionStatus,
 )
-from nnrp_sched.wire.events import HelloReceived, SessionCloseReceived, SessionOpenReceived
+from nnrp_sched.wire.events import (
+    CapabilitiesAgreed,
+    HelloReceived,
+    SessionCloseReceived,
+    SessionOpenReceived,
+)
 from nnrp_sched.wire.handshake import answer_hello, session_open_fault
 from nnrp_sched.wire.layout import Layout, Scope
 from nnrp_sched.wire.limits import DEFAULT_LIMITS, Limits
+from nnrp_sched.wire.negotiation import agree, capability_packet
 from nnrp_sched.wire.notices import diagnostic_body, diagnostic_text
+from nnrp_sched.wire.operation_messages import Capability
 from nnrp_sched.wire.packet import Packet
 from nnrp_sched.wire.server_operations import ServerOperations
 from nnrp_sched.wire.session import Session, SessionStep
@@ -32,11 +38,14 @@ from nnrp_sched.wire.session_messages import (
     ClientHello,
     ErrorNotice,
     SessionClose,
+    SessionMigrateAck,
     SessionOpen,
     SessionOpenAck,
     SessionPatch,
     SessionPatchAck,
 )
+
+_NEGOTIATIONS = frozenset({MessageType.CAPABILITY_NEGOTIATION, MessageType.DEGRADE_PROFILE})
 
 
 class ServerSessions(ServerOperations):
@@ -47,9 +56,23 @@ class ServerSessions(ServerOperations):
     )
 
     def __init__(
-        self, limits: Limits = DEFAULT_LIMITS, *, clock_us: Callable[[], int] | None = None
+        self,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        offers: Iterable[str] = (),
+        authentication: Authentication = OPEN,
+        clock_us: Callable[[], int] | None = None,
     ) -> None:
+        """`offers` are the capabilities that a session may negotiate."""
         super().__init__(limits, clock_us=clock_us)
+        self._authentication = authentication
+        if authentication.needed:
+            self._reader.limit(min(limits.max_packet_bytes, UNKNOWN_PEER_BYTES))
+        self._offers = frozenset(offers)
+        self._credit_epoch = 0
+        """Of the last FLOW_UPDATE sent."""
+        self._retry_sequence = 0
+        """Of the last RETRY_AFTER sent."""
         self._opens: deque[SessionOpenReceived | bytes] = deque()
         """Unanswered session requests, and the refusals that have to wait for their turn."""
 
@@ -57,7 +80,9 @@ class ServerSessions(ServerOperations):
         kind = packet.message_type
         if kind in self._CONNECTION_HANDLERS:
             self._CONNECTION_HANDLERS[kind](self, packet)
-        elif session is None or layout.scope is Scope.SESSION_ADVICE:
+        elif session is None:
+            self._on_connection_advice(packet)
+        elif layout.scope is Scope.SESSION_ADVICE and kind not in self._SESSION_HANDLERS:
             self._on_advice(packet)
         else:
             self._SESSION_HANDLERS.get(kind, ServerOperations._on_control)(self, packet, session)
@@ -68,7 +93,12 @@ class ServerSessions(ServerOperations):
         if self._phase is not ConnectionPhase.GREETING:
             raise RemoteProtocolError("a second CLIENT_HELLO", code=ErrorCode.INVALID_STATE)
         hello = metadata_of(packet, ClientHello)
+        fault = self._authentication.fault(packet.body[: hello.auth_bytes])
+        if fault is not None:
+            code, message = fault
+            raise RemoteProtocolError(message, code=code)
         ack = answer_hello(hello, self._limits)
+        self._reader.limit(self._limits.max_packet_bytes)
         self._phase = ConnectionPhase.READY
         self._reply(encode_packet(Packet(MessageType.SERVER_HELLO_ACK, ack)))
         self._events.append(HelloReceived(hello))
@@ -148,6 +178,54 @@ class ServerSessions(ServerOperations):
             encode_packet(Packet(MessageType.SESSION_PATCH_ACK, ack, session_id=packet.session_id))
         )
 
+    def _on_session_migrate(self, packet: Packet, _session: Session) -> None:
+        # A session stays on the carrier it was opened on (wire digest 2.3).
+        ack = SessionMigrateAck(
+            accept_code=1, resume_from_frame_id=0, grace_window_ms=0, server_ts_us=self._now_us()
+        )
+        self._reply(
+            encode_packet(
+                Packet(MessageType.SESSION_MIGRATE_ACK, ack, session_id=packet.session_id)
+            )
+        )
+
+    # --- capabilities -------------------------------------------------------------------------
+
+    def _on_connection_advice(self, packet: Packet) -> None:
+        if packet.message_type in _NEGOTIATIONS:
+            self._refuse(
+                ErrorCode.INVALID_STATE, "capabilities are negotiated in a session", packet
+            )
+        else:
+            self._on_advice(packet)
+
+    def _on_negotiation(self, packet: Packet, session: Session) -> None:
+        wish = metadata_of(packet, Capability)
+        try:
+            agreement = agree(wish, packet.body, self._offers)
+        except TokenFault as fault:
+            self._refuse(ErrorCode.MALFORMED_BODY, str(fault), packet)
+            return
+        session.capabilities = agreement.tokens
+        reply = capability_packet(
+            agreement.reply, agreement.tokens, session.session_id, flags=wish.flags
+        )
+        self._reply(encode_packet(reply))
+        if agreement.mismatch:
+            self._refuse(ErrorCode.UNSUPPORTED_CAPABILITY, "capability_mismatch", packet)
+        self._events.append(CapabilitiesAgreed(session.session_id, agreement.tokens))
+
+    def _on_degrade(self, packet: Packet, session: Session) -> None:
+        """The client makes do with less; what it never had it does not get by this."""
+        wish = metadata_of(packet, Capability)
+        try:
+            kept = frozenset(decode_tokens(wish.count, packet.body))
+        except TokenFault as fault:
+            self._refuse(ErrorCode.MALFORMED_BODY, str(fault), packet)
+            return
+        session.capabilities &= kept
+        self._events.append(CapabilitiesAgreed(session.session_id, session.capabilities))
+
     def _on_session_close(self, packet: Packet, session: Session) -> None:
         if not session.allows(SessionStep.CLOSE):
             self._refuse(ErrorCode.INVALID_STATE, "the session is closing already", packet)
@@ -170,7 +248,10 @@ class ServerSessions(ServerOperations):
         dict[MessageType, Callable[["ServerSessions", Packet, Session], None]]
     ] = {
         MessageType.SESSION_PATCH: _on_session_patch,
+        MessageType.SESSION_MIGRATE: _on_session_migrate,
         MessageType.SESSION_CLOSE: _on_session_close,
+        MessageType.CAPABILITY_NEGOTIATION: _on_negotiation,
+        MessageType.DEGRADE_PROFILE: _on_degrade,
         MessageType.FRAME_SUBMIT: ServerOperations._on_submit,
         MessageType.FRAME_CANCEL: ServerOperations._on_frame_cancel,
         MessageType.CANCEL: ServerOperations._on_cancel,

@@ -55,6 +55,7 @@ class Session:
 
     __slots__ = (
         "by_operation",
+        "capabilities",
         "finished",
         "last_frame_id",
         "last_operation_id",
@@ -77,6 +78,8 @@ class Session:
         self.last_frame_id = 0
         """The highest frame id submitted. A lower one that is not in flight is finished."""
         self.last_operation_id = 0
+        self.capabilities: frozenset[str] = frozenset()
+        """What both ends agreed on; nothing before a negotiation."""
 
     def allows(self, step: SessionStep) -> bool:
         """Whether the step is legal now."""

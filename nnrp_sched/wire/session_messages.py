@@ -164,6 +164,24 @@ class SessionCloseAck(Metadata, frozen=True):
     session_error_code: int
 
 
+class SessionMigrate(Metadata, frozen=True):
+    """SESSION_MIGRATE: a wish to go on over another carrier (wire digest 2.3)."""
+
+    old_transport: int
+    new_transport: int
+    last_result_frame_id: int
+    client_ts_us: int
+
+
+class SessionMigrateAck(Metadata, frozen=True):
+    """SESSION_MIGRATE_ACK; an `accept_code` other than 0 refuses (wire digest 2.3)."""
+
+    accept_code: int
+    resume_from_frame_id: int
+    grace_window_ms: int
+    server_ts_us: int
+
+
 class TransportProbe(Metadata, frozen=True):
     """TRANSPORT_PROBE, answered at any time, never required (wire digest 2.1)."""
 

@@ -1,12 +1,10 @@
 """What a server checks of a submit, and the deadlines that may come before it."""
 
-from collections import OrderedDict
-
 from nnrp_sched.errors import RemoteProtocolError
 from nnrp_sched.wire.enums import MessageType
 from nnrp_sched.wire.events import SubmitFault
 from nnrp_sched.wire.operation import Operation
-from nnrp_sched.wire.operation_messages import FrameSubmit
+from nnrp_sched.wire.operation_messages import FrameSubmit, Scheduling
 from nnrp_sched.wire.packet import Packet
 from nnrp_sched.wire.session import Session
 from nnrp_sched.wire.typed_body import decode_document
@@ -39,22 +37,29 @@ def examine_submit(
 class EarlyDeadlines:
     """DEADLINE and EXPIRE_AT messages that came before their submit (wire digest 6-25).
 
-    The last `limit` are kept; those of a frame id that was passed over are dropped at the next
-    submit, because it can never come any more.
+    At most `limit` of them: no more are taken until a submit passes those that wait. Those of a
+    frame id that was passed over are dropped then, because it can never come any more.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._kept: OrderedDict[tuple[int, int, MessageType], Packet] = OrderedDict()
+        self._kept: dict[tuple[int, int, MessageType], Packet] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, operation_id: int, packet: Packet) -> None:
-        """Keep a message; the latest of a type counts."""
-        self._kept[packet.frame_id, operation_id, packet.message_type] = packet
-        if len(self._kept) > self._limit:
-            self._kept.popitem(last=False)
+    def keep(self, operation_id: int, packet: Packet) -> bool:
+        """Keep a message; the latest of a type by its control sequence counts.
+
+        False when there is no room for one more.
+        """
+        key = (packet.frame_id, operation_id, packet.message_type)
+        kept = self._kept.get(key)
+        if kept is None and len(self._kept) >= self._limit:
+            return False
+        if kept is None or _control_sequence(packet) >= _control_sequence(kept):
+            self._kept[key] = packet
+        return True
 
     def take(self, operation: Operation) -> list[Packet]:
         """The messages of an operation that was just submitted."""
@@ -64,3 +69,8 @@ class EarlyDeadlines:
         packets = [(key, self._kept.pop(key)) for key in due]
         ids = (operation.frame_id, operation.operation_id)
         return [packet for key, packet in packets if key[:2] == ids]
+
+
+def _control_sequence(packet: Packet) -> int:
+    metadata = packet.metadata
+    return metadata.control_sequence if isinstance(metadata, Scheduling) else 0

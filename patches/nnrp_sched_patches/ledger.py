@@ -110,6 +110,9 @@ class Ledger:
         part.first_token = at
         if part.finished is None:
             part.state, part.position = "running", None
+            known = self._parts.get(internal_id)
+            if known is not None:
+                known[1].tell()
 
     def end_part(self, internal_id: str, reason: str, at: float, tokens: int | None = None) -> None:
         """A part ended, by the frontend's word: no output of it comes any more."""
@@ -138,7 +141,7 @@ class Ledger:
         known = self._parts.get(internal_id)
         if known is None:
             return
-        part, _ = known
+        part, entry = known
         if kind == "finished":
             # Its last output, which may be its first, can still be on its way.
             reason = _REASONS.get(str(extra.get("status")), "error")
@@ -154,6 +157,7 @@ class Ledger:
             part.state = _STATES[kind]
             if kind in _STARTED:
                 part.position = None
+            entry.tell()
 
     def own_times(self, internal_id: str, times: Mapping[str, Sequence[float]]) -> None:
         """What vLLM noted of a part since its last output, by `queued`, `scheduled`, `preempted`.
@@ -182,6 +186,7 @@ class Ledger:
                 # What the scheduler does not have is on its way, there or back.
                 part.state = name  # type: ignore[assignment]  # one of the literal's values
                 part.position = state.get("position")
+                known[1].tell()
             part.priority = state.get("priority", part.priority)
             part.engine_tokens = max(part.engine_tokens, state.get("tokens") or 0)
             part.queued = part.queued or _from_ns(state.get("queued_ns"))

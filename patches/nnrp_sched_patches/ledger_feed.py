@@ -23,6 +23,8 @@ _POLL_S = 10.0
 """How long the engine may keep a poll open without news."""
 _GRACE_S = 30.0
 """How long after that an answer may still come: the engine answers between two steps."""
+_GATHER_S = 0.02
+"""News of so long come in one answer: the engine's thread takes each poll between two steps."""
 _PAUSE_S = 0.5
 _STATE_WAIT_S = 5.0
 _EVENTS = 1024
@@ -58,12 +60,17 @@ async def take_stock(engine: Any, ledger: Ledger, *, wait_s: float = _STATE_WAIT
 
 
 async def follow(
-    engine: Any, ledger: Ledger, *, poll_s: float = _POLL_S, pause_s: float = _PAUSE_S
+    engine: Any,
+    ledger: Ledger,
+    *,
+    poll_s: float = _POLL_S,
+    pause_s: float = _PAUSE_S,
+    gather_s: float = _GATHER_S,
 ) -> None:
     """Tell `ledger` every transition in `engine`'s scheduler; ends when the engine dies.
 
-    `engine` is an AsyncLLM. A poll that fails is repeated after `pause_s` seconds, and what it may
-    have lost is made up for by taking stock.
+    `engine` is an AsyncLLM. After news the next poll waits for `gather_s` seconds; a failed one is
+    repeated after `pause_s`, and what it may have lost is made up for by taking stock.
     """
     since, lost, troubled = 0, False, False
     while True:
@@ -83,6 +90,8 @@ async def follow(
             since = polled.seq
             lost = bool(polled.dropped)
             troubled = False
+            if polled.events:
+                await anyio.sleep(gather_s)
         except EngineGone as error:
             ledger.engine_died(str(error), now_ms())
             return

@@ -92,6 +92,10 @@ class Entry(Struct, eq=False):
     """What was asked for, as OpenTelemetry's gen_ai conventions name it."""
     cancel: Callable[[], None] | None = None
     """Stops the call before vLLM's frontend has it; None when nobody can."""
+    moved: Callable[[RequestState], None] | None = None
+    """Told where it stands whenever the scheduler moved it; must not raise."""
+    told: RequestState | None = None
+    """The last state that `moved` was told."""
     admissions: int = 0
     """How many calls of vLLM's `add_request` are under way for it."""
     when_admitted: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
@@ -114,6 +118,13 @@ class Entry(Struct, eq=False):
         if not self.parts:
             return "admitting"
         return summed_state(part.state for part in self.parts.values())
+
+    def tell(self) -> None:
+        """Tell where it stands, if that is news and it has not ended."""
+        state = self.state
+        if self.moved is not None and state != self.told and self.finished is None:
+            self.told = state
+            self.moved(state)
 
     @property
     def tokens(self) -> int:

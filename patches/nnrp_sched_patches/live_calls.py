@@ -55,6 +55,7 @@ class LiveCall:
                 traceparent=call.traceparent,
             )
             self.entry.cancel = self.admission.cancel
+            self.entry.moved = call.moved
         self.origin = Origin(
             call.caller, "nnrp", self.submitted, traceparent=call.traceparent, entry=self.entry
         )
@@ -75,6 +76,13 @@ class LiveCall:
         if self.entry is None:
             return ServedCall(Timings(submitted=self.submitted, finished=now_ms()))
         return ServedCall(self.entry.timings, self.entry.tokens, self.entry.reason)
+
+    def tokens(self, engine: Any) -> int | None:
+        """Output tokens so far, by the ledger or by vLLM's frontend; None when it has no call."""
+        if self.entry is not None:
+            return self.entry.tokens
+        found = registration(engine, self.external_id)
+        return None if found is None else found.tokens
 
     async def abort_publicly(self, engine: Any) -> AbortReceipt:
         """Stop it over vLLM's public interface, under the id that users see."""

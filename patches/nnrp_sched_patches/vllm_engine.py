@@ -136,6 +136,12 @@ class VllmEngine:
         finally:
             await self._end(live, events)
 
+    def tokens(self, request_id: str) -> int | None:
+        """Output tokens so far; by vLLM's frontend, which is behind the engine by a step or so."""
+        counts = [live.tokens(self._engine) for live in self._calls.of(request_id)]
+        known = [count for count in counts if count is not None]
+        return sum(known) if known else None
+
     async def abort(self, request_id: str) -> AbortReceipt:
         """Stop every call in flight with that id; the receipt is that of the last one.
 

@@ -11,7 +11,7 @@ import pytest
 from nnrp_sched.cli.serving import serve_until_stopped
 from nnrp_sched.engine.scripted import ScriptedEngine
 from nnrp_sched.server import ServerLimits
-from nnrp_sched.transport import parse_endpoint
+from nnrp_sched.transport import ServerSecurity, parse_endpoint
 
 pytestmark = pytest.mark.anyio
 SECONDS = 20
@@ -41,6 +41,7 @@ async def test_a_server_that_says_it_is_ready_already_heeds_a_sigterm() -> None:
             ScriptedEngine(),
             [parse_endpoint("nnrp://127.0.0.1:0")],
             limits=ServerLimits(),
+            security=ServerSecurity(),
             announcement={},
             stdout=_TerminatedWhenReady(),
         )

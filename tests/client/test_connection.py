@@ -1,5 +1,6 @@
 """A client against servers that are not ours: tolerant of what is legal, clear about the rest."""
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -7,7 +8,7 @@ import anyio
 import pytest
 
 from nnrp_sched.client import Chat, Connection, Outcome, Session
-from nnrp_sched.client.connection import over_carrier
+from nnrp_sched.client.connect import over_carrier
 from nnrp_sched.errors import (
     ConnectionLost,
     PeerUnreachable,
@@ -19,6 +20,7 @@ from nnrp_sched.profile import Completed, encode_event
 from nnrp_sched.transport import Carrier, memory_pair
 from nnrp_sched.wire import (
     CancelReceived,
+    ControlReceived,
     DropReason,
     ErrorCode,
     ErrorScope,
@@ -31,6 +33,7 @@ from nnrp_sched.wire import (
     encode_packet,
 )
 from nnrp_sched.wire.notices import error_packet
+from nnrp_sched.wire.session_messages import TransportProbe, TransportProbeAck
 from tests.support.raw_server import RawServer
 from tests.support.serving import SECONDS, body
 
@@ -342,3 +345,14 @@ async def test_an_error_inside_the_block_leaves_as_it_is() -> None:
                 async with over_carrier(ours) as connection, connection.session():
                     await theirs.aclose()
                     raise LookupError
+
+
+async def test_a_servers_probe_is_answered_with_the_clients_time() -> None:
+    before = time.time_ns() // 1000
+    async with against_raw_server() as (_, server):
+        probe = TransportProbe(probe_id=9, payload_bytes=0, client_ts_us=0)
+        await server.send(encode_packet(Packet(MessageType.TRANSPORT_PROBE, probe)))
+        answer = (await server.expect(ControlReceived)).packet.metadata
+    assert isinstance(answer, TransportProbeAck)
+    assert answer.probe_id == 9
+    assert before <= answer.server_ts_us <= time.time_ns() // 1000

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from nnrp_sched.client import Session
-from nnrp_sched.client.connection import over_carrier
+from nnrp_sched.client.connect import over_carrier
 from nnrp_sched.client.inbox import Inbox
 from nnrp_sched.errors import ConnectionLost, ProfileError, ProfileStreamError
 from nnrp_sched.profile import Completed, encode_event, error_document, profile_error

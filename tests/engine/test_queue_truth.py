@@ -7,22 +7,19 @@ from typing import Any
 
 import anyio
 import pytest
-from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from nnrp_sched.client.connection import over_carrier
-from nnrp_sched.engine.port import ChatCall
+from nnrp_sched.client.connect import over_carrier
 from nnrp_sched.engine.records import QueuedRequest, QueueSnapshot
 from nnrp_sched.server import Server
 from nnrp_sched.transport import background_tasks, memory_pair
 from nnrp_sched_patches.channel import call_engine
 from nnrp_sched_patches.launch import Serving
-from tests.support.vllm_chats import body
+from tests.support.full_engine import SLOTS, full
 
 pytestmark = pytest.mark.anyio
 
 SECONDS = 60
-SLOTS = 8
 MICROSECOND_MS = 0.001
 LATE = ("late-0", "late-1", "late-2")
 
@@ -42,20 +39,6 @@ class Direct:
         async for output in self._llm.generate({"prompt_token_ids": [1, 2, 3]}, sampling, name):
             if output.finished:
                 self.own[name] = output.metrics
-
-
-@asynccontextmanager
-async def full(serving: Serving) -> AsyncGenerator[TaskGroup, None]:
-    """Every slot of the engine taken until the block ends, and longer than any test runs."""
-    endless = body("Count.", max_tokens=1500, ignore_eos=True)
-    names = [f"endless-{number}" for number in range(SLOTS)]
-    async with anyio.create_task_group() as tasks:
-        for name in names:
-            tasks.start_soon(serving.engine.complete, ChatCall(name, endless))
-        while (await serving.engine.queue()).running < SLOTS:
-            await checkpoint()
-        yield tasks
-        await serving.engine.abort_operations(names, by="id")
 
 
 async def waiting(serving: Serving) -> tuple[QueueSnapshot, dict[str, QueuedRequest]]:

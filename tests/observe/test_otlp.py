@@ -13,7 +13,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import ProxyTracerProvider
 
 from nnrp_sched.observe import otlp
-from nnrp_sched.observe.otlp import exported
+from nnrp_sched.observe.meters import MeterObserver
+from nnrp_sched.observe.otlp import exported, exported_metrics
+from tests.observe.test_diagnostics import FULL
 
 pytestmark = pytest.mark.anyio
 
@@ -80,6 +82,34 @@ async def test_spans_are_sent_to_the_endpoint_by_the_time_the_server_is_down(
             assert provider.resource.attributes["service.name"] == "nnrp-sched"
             provider.get_tracer("any").start_span("one").end()
     assert paths == ["/v1/traces"]
+
+
+async def test_metrics_are_sent_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _collector() as (address, paths), anyio.fail_after(20):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        async with exported_metrics() as provider:
+            MeterObserver(provider)(FULL)
+    assert paths == ["/v1/metrics"]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9"}],
+)
+async def test_without_an_endpoint_for_them_no_metrics_are_exported(
+    environment: dict[str, str],
+) -> None:
+    async with exported_metrics(environment) as provider:
+        assert provider is None
+
+
+async def test_without_the_extra_there_is_a_warning_and_no_metrics(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
+    async with exported_metrics({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}) as provider:
+        assert provider is None
+    assert "nnrp-sched[otlp]" in caplog.text
 
 
 ABSENT_COLLECTOR = """

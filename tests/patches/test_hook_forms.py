@@ -252,7 +252,7 @@ async def test_a_body_before_a_coroutine_is_awaited_first_and_its_failure_is_cou
 
     switch = Switch("F9")
     made = make_before_async(_Service, vars(_Service)["fetch"], body, switch)
-    service = type("Service", (), {"fetch": made})()
+    service: Any = type("Service", (), {"fetch": made})()
     with anyio.fail_after(5):
         assert await service.fetch(1) == 2
         # As another tool's wrapper would call it.
@@ -276,7 +276,7 @@ async def test_a_coroutine_does_not_run_when_the_body_before_it_is_cancelled() -
 
     switch = Switch("F9")
     made = make_before_async(Service, vars(Service)["fetch"], body, switch)
-    service = type("Service", (), {"fetch": made})()
+    service: Any = type("Service", (), {"fetch": made})()
     with anyio.move_on_after(0.01) as patience:
         await service.fetch()
     assert (patience.cancelled_caught, ran, switch.failures) == (True, [], 0)

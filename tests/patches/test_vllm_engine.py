@@ -203,9 +203,11 @@ async def test_abort_of_a_registered_call_goes_by_internal_id_and_tells_its_toke
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve)
             await registered.wait()
+            assert engine.tokens("one") == tokens
             receipts.append(await engine.abort("one"))
             aborted.set()
     (receipt,) = receipts
+    assert engine.tokens("one") is None
     assert (receipt.state, receipt.accepted, receipt.tokens) == (state, True, tokens)
     assert llm.aborted == [((f"{_external(chat.bodies[0])}#0",), True)]
     assert replies == [{"finish_reason": "abort"}]

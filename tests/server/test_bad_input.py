@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -9,18 +10,22 @@ import msgspec
 import pytest
 
 from nnrp_sched.profile import SCHEMA_VERSION, Completed, Error, build_envelope
+from nnrp_sched.transport.websocket_layer import packet_size
 from nnrp_sched.wire import (
     Capability,
     ErrorCode,
     FrameSubmit,
+    HintFlag,
     MessageType,
     Packet,
+    RouteHint,
     Scheduling,
     SessionFailed,
     encode_document,
     encode_packet,
 )
 from nnrp_sched.wire.handshake import sdk_session_open
+from tests.support.carriers import KINDS, NAMES, Place
 from tests.support.raw_peer import RawPeer
 from tests.support.serving import (
     SECONDS,
@@ -34,9 +39,11 @@ pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def beside_a_healthy_client() -> AsyncGenerator[InMemory, None]:
+async def beside_a_healthy_client(
+    place: Place | None = None,
+) -> AsyncGenerator[InMemory, None]:
     """A server on which another client's operation runs through whatever the block does."""
-    async with scripted_session() as (served, session):
+    async with scripted_session(place=place) as (served, session):
         healthy = session.chat(script(text="fine", hold=True), stream=True)
         await anext(healthy)
         yield served
@@ -86,26 +93,45 @@ BROKEN_FRAMING: dict[str, bytes] = {
 }
 
 
+def is_message(place: Place, data: bytes) -> bool:
+    """Whether bytes pass as a WebSocket's message: those of another size than they tell do not."""
+    return NAMES.get(place.kind) != "websocket" or packet_size(data) == len(data)
+
+
+@pytest.mark.parametrize("carrier", KINDS)
 @pytest.mark.parametrize("kind", BROKEN_FRAMING)
-async def test_broken_framing_ends_that_connection_with_a_fatal_error(kind: str) -> None:
-    async with beside_a_healthy_client() as served:
-        peer = RawPeer(served.dial())
+async def test_broken_framing_ends_that_connection_with_a_fatal_error(
+    kind: str, carrier: str, tmp_path: Path
+) -> None:
+    place = Place(carrier, tmp_path)
+    async with beside_a_healthy_client(place) as served:
+        peer = RawPeer(await served.carrier())
         await peer.send(BROKEN_FRAMING[kind])
-        error, *rest = await peer.read_to_the_end()
+        packets = await peer.read_to_the_end()
+        if not is_message(place, BROKEN_FRAMING[kind]):
+            assert packets == []
+            assert "not one NNRP packet" in peer.carrier.problem
+            return
+        error, *rest = packets
         assert error.message_type is MessageType.ERROR
         assert getattr(error.metadata, "is_fatal", None) == 1
         assert [packet.message_type for packet in rest] == [MessageType.CLOSE]
 
 
+@pytest.mark.parametrize("carrier", KINDS)
 @pytest.mark.parametrize("kind", BROKEN_FRAMING)
-async def test_broken_framing_in_a_session_aborts_its_operations_and_no_others(kind: str) -> None:
-    async with beside_a_healthy_client() as served:
-        peer = RawPeer(served.dial())
+async def test_broken_framing_in_a_session_aborts_its_operations_and_no_others(
+    kind: str, carrier: str, tmp_path: Path
+) -> None:
+    place = Place(carrier, tmp_path)
+    async with beside_a_healthy_client(place) as served:
+        peer = RawPeer(await served.carrier())
         session_id = await peer.open()
         await peer.submit(session_id, script(text="x", hold=True) | {"stream": True})
         await peer.send(BROKEN_FRAMING[kind])
         packets = await peer.read_to_the_end()
-        assert packets[-1].message_type is MessageType.CLOSE
+        if is_message(place, BROKEN_FRAMING[kind]):
+            assert packets[-1].message_type is MessageType.CLOSE
         with anyio.fail_after(SECONDS):
             while len(served.server.admission) > 1:
                 await anyio.lowlevel.checkpoint()
@@ -257,8 +283,24 @@ def faulty_submit(session_id: int) -> bytes:
     return submit_packet(session_id=session_id, frame_id=1, operation_id=7, document=b"junk")
 
 
+def unsupported(session_id: int, frame_id: int) -> bytes:
+    """A request that the server refuses as unsupported: to run on a certain route."""
+    must_honor = RouteHint(
+        operation_id=1001,
+        route_id=3,
+        executor_class=0,
+        affinity_class=0,
+        deadline_unix_ms=0,
+        body_bytes=0,
+        flags=HintFlag.MUST_HONOR,
+    )
+    return encode_packet(
+        Packet(MessageType.ROUTE_HINT, must_honor, session_id=session_id, frame_id=frame_id)
+    )
+
+
 def negotiation(session_id: int) -> bytes:
-    """A request that the server refuses as unsupported."""
+    """A request that the server answers, of a form that accepts nothing."""
     return encode_packet(
         Packet(MessageType.CAPABILITY_NEGOTIATION, NO_CAPABILITY, session_id=session_id)
     )
@@ -313,8 +355,8 @@ async def test_requests_the_server_does_not_offer_are_answered_as_unsupported() 
         peer = RawPeer(served.dial())
         session_id = await peer.open()
         frame_id = await peer.submit(session_id, script(text="x", hold=True) | {"stream": True})
-        await peer.send(negotiation(session_id))
+        await peer.send(unsupported(session_id, frame_id))
         await peer.send(peer.wire.cancel(session_id, frame_id))
         await peer.result(frame_id)
         refused = [p for p in peer.packets if p.message_type is MessageType.ERROR_RECOVERABLE]
-        assert [packet.body for packet in refused] == [b"capability_negotiation_unsupported"]
+        assert [packet.body for packet in refused] == [b"route_hint_unsupported"]

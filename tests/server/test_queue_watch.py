@@ -53,18 +53,35 @@ async def test_a_watcher_sees_an_operation_wait_run_and_leave() -> None:
 
 
 class Recorder:
-    """A channel that keeps what it is given; while `full` it has no room."""
+    """A channel that keeps what it is given; while `waiting` its peer has not read."""
 
     def __init__(self) -> None:
+        self.waiting = False
         self.full = False
         self.sent: list[QueueSnapshot] = []
         self.asked = anyio.Event()
         self.freed = anyio.Event()
 
-    async def room(self) -> None:
+    async def room(self) -> bool:
+        raise AssertionError
+
+    async def flushed(self) -> bool:
         self.asked.set()
         await self.freed.wait()
-        self.full = False
+        self.waiting = False
+        return True
+
+    def discard(self) -> None:
+        raise AssertionError
+
+    def mute(self) -> None:
+        raise AssertionError
+
+    def send_progress(self, stage: Any) -> None:
+        raise AssertionError(stage)
+
+    def send_overload(self, diagnostic: str) -> None:
+        raise AssertionError(diagnostic)
 
     def send_partial(self, document: bytes) -> None:
         event = decode_event(document)
@@ -116,7 +133,7 @@ async def test_what_has_not_changed_is_not_sent_again() -> None:
 
 async def test_a_slow_reader_costs_no_looks_and_gets_the_newest_snapshot_next() -> None:
     engine, channel = Counting(), Recorder()
-    channel.full = True
+    channel.waiting = True
     with anyio.fail_after(SECONDS):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch, desk(engine), WatchBody(per_second=1000), channel, 5.0)

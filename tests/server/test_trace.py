@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,9 +15,7 @@ from nnrp_sched.engine.records import AbortReceipt, ChatBody, ChatCall
 from nnrp_sched.engine.scripted import ScriptedEngine
 from nnrp_sched.observe.record import OperationRecord
 from nnrp_sched.profile import build_control, build_envelope
-from nnrp_sched.server import serve
 from nnrp_sched.server.trace import OperationTrace, observed, traceparent
-from nnrp_sched.transport import connect_carrier, parse_endpoint
 from nnrp_sched.wire import (
     MessageType,
     Packet,
@@ -24,6 +23,7 @@ from nnrp_sched.wire import (
     TraceContext,
     encode_packet,
 )
+from tests.support.carriers import KINDS, Place
 from tests.support.raw_peer import RawPeer
 from tests.support.serving import SECONDS, InMemory, body, script, scripted_server
 
@@ -210,11 +210,14 @@ async def test_a_submit_and_its_context_written_together_are_honoured(
     assert (record.trace.scope, record.trace.late) == ("operation", False)
 
 
-async def test_they_are_honoured_over_a_socket_that_cuts_them_anywhere() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_they_are_honoured_over_every_carrier_wherever_it_cuts_them(
+    kind: str, tmp_path: Path
+) -> None:
     engine = _Engine()
-    with anyio.fail_after(SECONDS):
-        async with serve(engine, [parse_endpoint("nnrp://127.0.0.1:0")]) as server:
-            carrier = await connect_carrier(server.endpoints[0])
+    async with scripted_server(engine, place=Place(kind, tmp_path)) as served:
+        with anyio.fail_after(SECONDS):
+            carrier = await served.carrier()
             peer = RawPeer(carrier)
             session_id = await peer.open()
             wanted: list[str] = []

@@ -1,6 +1,7 @@
 """A client that speaks the wire itself, keeps every packet it gets, and can break the rules."""
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import anyio
@@ -16,10 +17,12 @@ from nnrp_sched.wire import (
     Packet,
     PacketReader,
     PartialReceived,
+    ProgressStage,
     ResultDropped,
     ResultReceived,
     SessionOpened,
 )
+from nnrp_sched.wire.operation_messages import Progress
 
 SECONDS = 20
 E = TypeVar("E", bound=ClientEvent)
@@ -66,6 +69,12 @@ class RawPeer:
             while not (found := self.terminals(frame_id)):
                 assert await self._pull(), "the stream ended before the terminal"
             return found[0]
+
+    async def until(self, holds: Callable[[list[Packet]], bool]) -> None:
+        """Read until something holds of all packets so far."""
+        with anyio.fail_after(SECONDS):
+            while not holds(self.packets):
+                assert await self._pull(), "the stream ended before that"
 
     async def _pull(self) -> bool:
         data = await self.carrier.receive()
@@ -128,4 +137,13 @@ class RawPeer:
             packet
             for packet in self.packets
             if packet.frame_id == frame_id and packet.message_type in kinds
+        ]
+
+    def stages(self, frame_id: int) -> list[ProgressStage]:
+        """The stages that PROGRESS told of a frame so far."""
+        packets = [each for each in self.packets if each.frame_id == frame_id]
+        return [
+            ProgressStage(packet.metadata.stage)
+            for packet in packets
+            if isinstance(packet.metadata, Progress)
         ]

@@ -1,18 +1,20 @@
-"""A server on the scripted engine and clients beside it, all in memory."""
+"""A server on the scripted engine and clients beside it, in memory or over any carrier."""
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import anyio
 
 from nnrp_sched.client import Connection, Session
-from nnrp_sched.client.connection import over_carrier
+from nnrp_sched.client.connect import over_carrier
 from nnrp_sched.engine.port import Engine
 from nnrp_sched.engine.scripted import ScriptedEngine
 from nnrp_sched.observe.observers import Observer
 from nnrp_sched.server import Server, ServerLimits
-from nnrp_sched.transport import Carrier, background_tasks, memory_pair
+from nnrp_sched.transport import Carrier, background_tasks, connect_carrier, memory_pair
+from tests.support.carriers import Place, client_security, server_security
 
 MODEL = "example-model"
 SECONDS = 20
@@ -34,38 +36,56 @@ async def scripted_server(
     engine: Engine | None = None,
     limits: ServerLimits | None = None,
     observers: Iterable[Observer] = (),
+    place: Place | None = None,
 ) -> AsyncGenerator["InMemory", None]:
-    """A server whose connections are memory pairs."""
+    """A server whose connections are memory pairs, or of the kind that `place` is of."""
     async with background_tasks() as tasks:
-        server = Server(engine or ScriptedEngine(), limits, observers)
-        carriers: list[Carrier] = []
+        elsewhere = place is not None and place.kind != "memory"
+        security = server_security() if elsewhere else None
+        server = Server(engine or ScriptedEngine(), limits, observers, security)
+        carriers = WeakSet[Carrier]()
+        if place is not None and elsewhere:
+            await server.listen(place.endpoint, tasks)
 
         def dial(*, same_host: bool = True) -> Carrier:
             ours, theirs = memory_pair(same_host=same_host)
-            carriers.append(ours)
+            carriers.add(ours)
             tasks.start_soon(server.serve_carrier, theirs)
             return ours
 
+        async def carrier() -> Carrier:
+            if not server.endpoints:
+                return dial()
+            with anyio.fail_after(SECONDS):
+                dialled = await connect_carrier(server.endpoints[0], client_security())
+            carriers.add(dialled)
+            return dialled
+
         try:
-            yield InMemory(server, dial)
+            yield InMemory(server, dial, carrier)
         finally:
             with anyio.CancelScope(shield=True):
                 await server.drain(0)
-                for carrier in carriers:
-                    await carrier.aclose()
+                for each in list(carriers):
+                    await each.aclose()
 
 
 class InMemory:
     """A running server and how to reach it."""
 
-    def __init__(self, server: Server, dial: "Dial") -> None:
+    def __init__(
+        self, server: Server, dial: "Dial", carrier: Callable[[], Awaitable[Carrier]]
+    ) -> None:
+        """`carrier` makes one of the place's kind."""
         self.server = server
         self.dial = dial
+        self.carrier = carrier
 
     @asynccontextmanager
     async def connect(self, *, same_host: bool = True) -> AsyncGenerator[Connection, None]:
         """A client connection to the server."""
-        async with over_carrier(self.dial(same_host=same_host)) as connection:
+        carrier = self.dial(same_host=same_host) if not same_host else await self.carrier()
+        async with over_carrier(carrier) as connection:
             yield connection
 
 
@@ -81,10 +101,11 @@ async def scripted_session(
     limits: ServerLimits | None = None,
     *,
     max_in_flight: int = 256,
+    place: Place | None = None,
 ) -> AsyncGenerator[tuple[InMemory, Session], None]:
     """A server, and one session of one client on it."""
     async with (
-        scripted_server(engine, limits) as served,
+        scripted_server(engine, limits, place=place) as served,
         served.connect() as connection,
         connection.session(max_in_flight=max_in_flight) as session,
     ):

@@ -1,6 +1,6 @@
 """Machines brought to the state a test starts from, and readers of what they answer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from nnrp_sched.wire import (
@@ -49,8 +49,8 @@ def replies(events: Sequence[Any]) -> list[Packet]:
 class Pair:
     """A server and a client machine after the hello."""
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
-        self.server = ServerConnection(limits)
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, offers: Iterable[str] = ()) -> None:
+        self.server = ServerConnection(limits, offers=offers)
         self.client = ClientConnection(limits)
         greeted = self.server.receive(self.client.hello())
         self.client.receive(first(greeted, Reply).data)

@@ -75,8 +75,12 @@ _RANGES_BY_TYPE: dict[MessageType, dict[str, st.SearchStrategy[int]]] = {
     M.CANCEL: {"reason": st.integers(0, 8), "flags": st.integers(0, 3)},
     M.ABORT: {"reason": st.integers(0, 8), "flags": st.integers(0, 3)},
     M.SUPERSEDE: {"flags": st.integers(0, 1)},
-    M.BACKPRESSURE: {"level": st.integers(1, 2**16 - 1), "flags": st.integers(0, 3)},
-    M.RETRY_AFTER: {},
+    M.BUDGET_UPDATE: {"flags": st.integers(1, 2)},
+    M.BACKPRESSURE: {"level": st.integers(1, 2**16 - 1), "flags": st.integers(0, 2)},
+    M.CREDIT_UPDATE: {"flags": st.integers(0, 2)},
+    M.RETRY_AFTER: {"flags": st.integers(0, 2)},
+    M.SESSION_MIGRATE: {},
+    M.SESSION_MIGRATE_ACK: {},
     M.TRACE_CONTEXT: {"stage": st.integers(0, 2**16 - 1), "flags": st.integers(0, 3)},
     M.FLOW_UPDATE: {},
 }
@@ -142,6 +146,11 @@ def legal_packets(draw: st.DrawFn, kind: MessageType) -> Packet:
             values[name] = draw(st.integers(0, 2 ** WIDTHS[code] - 1))
     if kind is M.TRACE_CONTEXT:
         header["trace_id"] = draw(st.sampled_from([0, values["trace_id"]]))
+    if kind is M.SUPERSEDE and values["new_operation_id"] == values["old_operation_id"]:
+        values["new_operation_id"] ^= 1
+        values["new_operation_id"] = values["new_operation_id"] or 2
+    if values.get("flags") == 2 and "scope_id" in values:
+        values["scope_id"] = values["scope_id"] or 1
     if kind is M.FRAME_SUBMIT:
         if not values["payload_kind_bitmap"] & 1:
             values.update(dict.fromkeys(_TENSOR_FIELDS, 0))
@@ -224,6 +233,8 @@ def sample(kind: MessageType, body: bytes | None = None, **changes: Any) -> Pack
     values = {name: _SAMPLE_VALUES.get(name, 0) for name in names}
     if kind is M.FLOW_UPDATE:
         values.update(scope=1, session_credit=2, flags=1, operation_id=0, level=0)
+    if kind is M.BUDGET_UPDATE:
+        values.update(flags=1, token_budget=100)
     if layout.length_fields:
         values[layout.length_fields[0]] = len(body)
     for name, value in changes.items():

@@ -1,74 +1,43 @@
 """Every carrier does the same: bytes in order, bounded, one end of the stream."""
 
 import socket
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
+from functools import cache
 from pathlib import Path
 
 import anyio
 import pytest
 
 from nnrp_sched.errors import ConnectionLost
-from nnrp_sched.transport import Carrier, connect_carrier, listen, memory_pair, parse_endpoint
+from nnrp_sched.transport import Carrier, memory_pair
 from nnrp_sched.transport.socket_carrier import SocketCarrier
+from tests.support.carriers import ENDPOINTS, NAMES, SOCKETS, bodies, joined, packet, read_all
 
 pytestmark = pytest.mark.anyio
 SECONDS = 20
-LARGE = bytes(range(256)) * 4096 * 32
-"""32 MiB: more than any buffer on the way holds."""
 
-each_kind = pytest.mark.parametrize("kind", ["memory", "tcp", "unix"])
+each_kind = pytest.mark.parametrize("kind", ["memory", *ENDPOINTS])
 
 
-@asynccontextmanager
-async def joined(kind: str, directory: Path) -> AsyncGenerator[tuple[Carrier, Carrier], None]:
-    """A client's carrier and the server's carrier of the same connection."""
-    with anyio.fail_after(SECONDS):
-        if kind == "memory":
-            ours, theirs = memory_pair()
-            yield ours, theirs
-            await ours.aclose()
-            await theirs.aclose()
-            return
-        text = "tcp://127.0.0.1:0" if kind == "tcp" else f"unix://{directory}/a.sock"
-        listener = await listen(parse_endpoint(text))
-        taken: list[Carrier] = []
-        arrived, finished = anyio.Event(), anyio.Event()
-
-        async def handle(carrier: Carrier) -> None:
-            taken.append(carrier)
-            arrived.set()
-            await finished.wait()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(listener.serve, handle)
-            client = await connect_carrier(listener.endpoint)
-            await arrived.wait()
-            yield client, taken[0]
-            finished.set()
-            await client.aclose()
-            await listener.aclose()
-
-
-async def read_all(carrier: Carrier) -> bytes:
-    """Every byte until the end of the stream."""
-    pieces: list[bytes] = []
-    while piece := await carrier.receive():
-        pieces.append(piece)
-    return b"".join(pieces)
+@cache
+def large(kind: str) -> bytes:
+    """More than the buffers on the way hold: 16 MiB, and 4 MiB where the window is ours."""
+    return packet(bytes(range(256)) * 4096) * (4 if kind == "quic" else 16)
 
 
 @each_kind
 async def test_bytes_arrive_in_order_in_both_directions(kind: str, tmp_path: Path) -> None:
     async with joined(kind, tmp_path) as (client, server):
-        assert client.name == server.name == kind
+        assert client.name == server.name == NAMES.get(kind, kind)
+        words = [b"one", b"two", b"three"]
+        expected = b"".join(map(packet, words))
         for sender, receiver in ((client, server), (server, client)):
-            for piece in (b"one", b"two", b"three"):
-                await sender.send(piece)
+            for word in words:
+                await sender.send(packet(word))
             received = b""
-            while len(received) < 11:
+            while len(received) < len(expected):
                 received += await receiver.receive()
-            assert received == b"onetwothree"
+            assert bodies(received) == words
 
 
 @each_kind
@@ -76,11 +45,11 @@ async def test_a_large_send_arrives_whole(kind: str, tmp_path: Path) -> None:
     async with joined(kind, tmp_path) as (client, server), anyio.create_task_group() as tasks:
 
         async def send_and_close() -> None:
-            await client.send(LARGE)
+            await client.send(large(kind))
             await client.aclose()
 
         tasks.start_soon(send_and_close)
-        assert await read_all(server) == LARGE
+        assert await read_all(server) == large(kind)
 
 
 @each_kind
@@ -92,20 +61,20 @@ async def test_large_sends_in_both_directions_do_not_block_each_other(
         sizes.update({client: 0, server: 0})
 
         async def read(carrier: Carrier) -> None:
-            while sizes[carrier] < len(LARGE):
+            while sizes[carrier] < len(large(kind)):
                 sizes[carrier] += len(await carrier.receive())
 
         for carrier in (client, server):
-            tasks.start_soon(carrier.send, LARGE)
+            tasks.start_soon(carrier.send, large(kind))
             tasks.start_soon(read, carrier)
-    assert set(sizes.values()) == {len(LARGE)}
+    assert set(sizes.values()) == {len(large(kind))}
 
 
 @each_kind
 async def test_a_sender_waits_for_a_reader_that_does_not_read(kind: str, tmp_path: Path) -> None:
     async with joined(kind, tmp_path) as (client, server):
         with anyio.move_on_after(0.3) as patience:
-            await client.send(LARGE)
+            await client.send(large(kind))
         assert patience.cancelled_caught
         assert await server.receive()
 
@@ -113,9 +82,9 @@ async def test_a_sender_waits_for_a_reader_that_does_not_read(kind: str, tmp_pat
 @each_kind
 async def test_what_was_sent_before_a_close_still_arrives(kind: str, tmp_path: Path) -> None:
     async with joined(kind, tmp_path) as (client, server):
-        await client.send(b"last words")
+        await client.send(packet(b"last words"))
         await client.aclose()
-        assert await read_all(server) == b"last words"
+        assert bodies(await read_all(server)) == [b"last words"]
         assert await server.receive() == b""
 
 
@@ -140,13 +109,13 @@ async def test_a_send_on_a_closed_carrier_is_a_lost_connection(kind: str, tmp_pa
         await client.aclose()
         await client.aclose()
         with pytest.raises(ConnectionLost):
-            await client.send(b"x")
+            await client.send(packet(b"x"))
         assert await client.receive() == b""
         assert await read_all(server) == b""
         with pytest.raises(ConnectionLost):
             # The first sends may go to a socket that does not know yet that nobody listens.
             while True:
-                await server.send(b"x" * 65536)
+                await server.send(packet(b"x" * 65536))
         assert await server.receive() == b""
 
 
@@ -157,9 +126,9 @@ async def test_a_send_while_the_carrier_closes_is_a_lost_connection(
     async with joined(kind, tmp_path) as (client, _server), anyio.create_task_group() as tasks:
         tasks.start_soon(client.aclose)  # Waits for the other end to close too.
         await anyio.lowlevel.checkpoint()
-        assert client.write(b"too late")
+        assert client.write(packet(b"too late"))
         with pytest.raises(ConnectionLost):
-            await client.send(b"too late")
+            await client.send(packet(b"too late"))
 
 
 @each_kind
@@ -170,7 +139,7 @@ async def test_a_close_ends_a_send_that_waits(kind: str, tmp_path: Path) -> None
         async def send() -> None:
             # A closing socket takes bytes for a moment, so that a few may still seem to arrive.
             with suppress(ConnectionLost):
-                await client.send(LARGE)
+                await client.send(large(kind))
             ended.set()
 
         tasks.start_soon(send)
@@ -180,17 +149,17 @@ async def test_a_close_ends_a_send_that_waits(kind: str, tmp_path: Path) -> None
         await ended.wait()
 
 
-@pytest.mark.parametrize("kind", ["tcp", "unix"])
+@pytest.mark.parametrize("kind", SOCKETS)
 async def test_last_words_arrive_although_the_closing_side_left_bytes_unread(
     kind: str, tmp_path: Path
 ) -> None:
     async with joined(kind, tmp_path) as (client, server), anyio.create_task_group() as tasks:
-        await client.send(b"x" * 100_000)
+        await client.send(packet(b"x" * 100_000))
         await server.receive()
-        await client.send(b"x" * 100_000)
-        await server.send(b"last words")
+        await client.send(packet(b"x" * 100_000))
+        await server.send(packet(b"last words"))
         tasks.start_soon(server.aclose)
-        assert await read_all(client) == b"last words"
+        assert bodies(await read_all(client)) == [b"last words"]
         await client.aclose()
 
 
@@ -200,8 +169,8 @@ async def test_a_cancelled_receive_loses_no_bytes(kind: str, tmp_path: Path) -> 
         with anyio.move_on_after(0.05) as patience:
             await server.receive()
         assert patience.cancelled_caught
-        await client.send(b"after")
-        assert await server.receive() == b"after"
+        await client.send(packet(b"after"))
+        assert bodies(await server.receive()) == [b"after"]
 
 
 def raw_socket(carrier: Carrier) -> socket.socket:
@@ -211,27 +180,30 @@ def raw_socket(carrier: Carrier) -> socket.socket:
     return found
 
 
-async def test_both_ends_of_a_tcp_connection_send_without_delay(tmp_path: Path) -> None:
-    async with joined("tcp", tmp_path) as carriers:
+@pytest.mark.parametrize("kind", ["tcp", "tls", "ws", "wss"])
+async def test_both_ends_of_a_tcp_connection_send_without_delay(kind: str, tmp_path: Path) -> None:
+    async with joined(kind, tmp_path) as carriers:
         for carrier in carriers:
             options = raw_socket(carrier).getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             assert options != 0
+            assert raw_socket(carrier).getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
 
 
-@pytest.mark.parametrize("kind", ["tcp", "unix"])
+@pytest.mark.parametrize("kind", SOCKETS)
 async def test_a_peer_that_sends_no_more_can_still_be_answered(kind: str, tmp_path: Path) -> None:
     async with joined(kind, tmp_path) as (client, server):
-        await client.send(b"question")
+        await client.send(packet(b"question"))
         raw_socket(client).shutdown(socket.SHUT_WR)
-        assert await read_all(server) == b"question"
-        await server.send(b"answer")
-        assert await client.receive() == b"answer"
+        assert bodies(await read_all(server)) == [b"question"]
+        await server.send(packet(b"answer"))
+        assert bodies(await client.receive()) == [b"answer"]
 
 
-async def test_a_reset_is_an_end_of_the_stream(tmp_path: Path) -> None:
-    async with joined("tcp", tmp_path) as (client, server):
-        await client.send(b"x")
-        assert await server.receive() == b"x"
+@pytest.mark.parametrize("kind", ["tcp", "tls", "ws", "wss"])
+async def test_a_reset_is_an_end_of_the_stream(kind: str, tmp_path: Path) -> None:
+    async with joined(kind, tmp_path) as (client, server):
+        await client.send(packet(b"x"))
+        assert bodies(await server.receive()) == [b"x"]
         reset = raw_socket(client)
         # Linger 0 makes the close a reset.
         reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0, 0, 0, 0, 0]))
@@ -239,12 +211,12 @@ async def test_a_reset_is_an_end_of_the_stream(tmp_path: Path) -> None:
         assert await server.receive() == b""
         with pytest.raises(ConnectionLost):
             while True:
-                await server.send(b"x" * 65536)
+                await server.send(packet(b"x" * 65536))
 
 
 @each_kind
 async def test_many_small_pieces_arrive_in_order(kind: str, tmp_path: Path) -> None:
-    pieces = [b"%d;" % number for number in range(2000)]
+    pieces = [packet(b"%d" % number) for number in range(2000)]
     async with joined(kind, tmp_path) as (client, server), anyio.create_task_group() as tasks:
 
         async def send() -> None:

@@ -14,6 +14,10 @@ from nnrp_sched.transport import Endpoint, parse_endpoint
         ("nnrp://127.0.0.1:7437", Endpoint("nnrp", "127.0.0.1", 7437), "tcp"),
         ("nnrp://localhost:0", Endpoint("nnrp", "localhost", 0), "tcp"),
         ("tcp://example.org:65535", Endpoint("tcp", "example.org", 65535), "tcp"),
+        ("nnrps://localhost:7437", Endpoint("nnrps", "localhost", 7437), "tls"),
+        ("quic://localhost:7437", Endpoint("quic", "localhost", 7437), "quic"),
+        ("ws://localhost:80/nnrp", Endpoint("ws", "localhost", 80, "/nnrp"), "websocket"),
+        ("wss://[::1]:443/a/b", Endpoint("wss", "::1", 443, "/a/b"), "websocket"),
         ("tcp://[::1]:7437", Endpoint("tcp", "::1", 7437), "tcp"),
         ("unix:///run/nnrp sched/a.sock", Endpoint("unix", path="/run/nnrp sched/a.sock"), "unix"),
         ("unix:///run/\udcff", Endpoint("unix", path="/run/\udcff"), "unix"),
@@ -29,6 +33,27 @@ def test_an_endpoint_is_read_and_written_back(text: str, endpoint: Endpoint, car
 @pytest.mark.parametrize("text", ["nnrp://host", "nnrp://host/", "nnrp://host:7437/"])
 def test_an_nnrp_endpoint_has_a_port_of_its_own(text: str) -> None:
     assert str(parse_endpoint(text)) == "nnrp://host:7437"
+    assert str(parse_endpoint(text.replace("nnrp:", "nnrps:"))).startswith("nnrps://host:7437")
+
+
+@pytest.mark.parametrize("text", ["ws://host:1", "ws://host:1/"])
+def test_a_websocket_endpoint_has_a_path_of_its_own(text: str) -> None:
+    assert str(parse_endpoint(text)) == "ws://host:1/nnrp"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "encrypted"),
+    [
+        ("nnrp", False),
+        ("tcp", False),
+        ("ws", False),
+        ("nnrps", True),
+        ("wss", True),
+        ("quic", True),
+    ],
+)
+def test_the_scheme_tells_whether_an_endpoint_is_encrypted(scheme: str, encrypted: bool) -> None:
+    assert parse_endpoint(f"{scheme}://host:1").encrypted is encrypted
 
 
 @pytest.mark.parametrize(
@@ -37,7 +62,13 @@ def test_an_nnrp_endpoint_has_a_port_of_its_own(text: str) -> None:
         ("", "expected nnrp://HOST:PORT"),
         ("127.0.0.1:7437", "is no endpoint"),
         ("http://host:80", "no carrier is called 'http'"),
-        ("nnrps://host:80", "no carrier is called 'nnrps'"),
+        ("tls://host:80", "no carrier is called 'tls'"),
+        ("quic://host", "port is missing"),
+        ("quic://host:1/chat", "nothing may follow the port"),
+        ("wss://host", "port is missing"),
+        ("ws://host:1/a?b", "nothing may follow the path"),
+        ("ws://host:1/a b", "percent-encoded"),
+        ("ws://host:1/é", "percent-encoded"),
         ("NNRP://host:80", "no carrier is called 'NNRP'"),
         ("tcp://host", "port is missing"),
         ("tcp://", "host is missing"),
@@ -68,7 +99,7 @@ def test_a_text_that_is_no_endpoint_is_told_why(text: str, words: str) -> None:
 
 @given(st.text())
 def test_any_text_is_an_endpoint_that_comes_back_or_an_error(text: str) -> None:
-    for candidate in (text, f"nnrp://{text}", f"tcp://{text}:1", f"unix:///{text}"):
+    for candidate in (text, f"nnrp://{text}", f"wss://h:1/{text}", f"unix:///{text}"):
         try:
             endpoint = parse_endpoint(candidate)
         except EndpointError:

@@ -11,7 +11,14 @@ import anyio
 import pytest
 
 from nnrp_sched.errors import PeerUnreachable, StartError
-from nnrp_sched.transport import Carrier, Endpoint, connect_carrier, listen, parse_endpoint
+from nnrp_sched.transport import (
+    Carrier,
+    Endpoint,
+    ServerSecurity,
+    connect_carrier,
+    listen,
+    parse_endpoint,
+)
 
 pytestmark = pytest.mark.anyio
 SECONDS = 20
@@ -215,7 +222,7 @@ async def test_an_address_in_use_is_named() -> None:
 @pytest.mark.parametrize("text", ["tcp://192.0.2.1:7437", "tcp://no-such-host.invalid:7437"])
 async def test_an_address_that_is_not_ours_is_named(text: str) -> None:
     with pytest.raises(StartError, match=text):
-        await listen(parse_endpoint(text))
+        await listen(parse_endpoint(text), ServerSecurity(token="secret"))
 
 
 async def test_a_name_is_listened_at_once_on_each_address_this_machine_has(
@@ -228,7 +235,7 @@ async def test_a_name_is_listened_at_once_on_each_address_this_machine_has(
         return [entry("192.0.2.1"), entry("127.0.0.1"), entry("127.0.0.1"), entry("127.0.0.2")]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
-    listener = await listen(parse_endpoint("nnrp://some-name:0"))
+    listener = await listen(parse_endpoint("nnrp://some-name:0"), ServerSecurity(token="secret"))
     monkeypatch.undo()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, echo)

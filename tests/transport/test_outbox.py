@@ -15,6 +15,8 @@ class StubCarrier:
 
     name = "stub"
     same_host = True
+    authenticated = True
+    problem = ""
 
     def __init__(self) -> None:
         self.writes: list[bytes] = []

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from nnrp_sched.wire import Packet, encode_document, encode_packet
-from nnrp_sched.wire.enums import FlowScope, HeaderFlag, MessageType, SessionErrorCode
+from nnrp_sched.wire.control_enums import FlowScope
+from nnrp_sched.wire.enums import HeaderFlag, MessageType, SessionErrorCode
 from nnrp_sched.wire.handshake import SDK_HELLO, sdk_session_open
 from nnrp_sched.wire.layouts import LAYOUTS
 from nnrp_sched.wire.operation_messages import (

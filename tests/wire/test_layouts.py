@@ -39,7 +39,8 @@ METADATA_BYTES = {
     **{M.BUDGET_UPDATE: 40, M.PROGRESS: 32, M.PARTIAL_RESULT: 40, M.BACKPRESSURE: 32},
     **{M.CREDIT_UPDATE: 32, M.CAPABILITY_NEGOTIATION: 32, M.DEGRADE_PROFILE: 32},
     **{M.ROUTE_HINT: 32, M.EXECUTION_HINT: 32, M.TRACE_CONTEXT: 32, M.RESULT_DROP_REASON: 32},
-    **{M.ERROR_RECOVERABLE: 32, M.RETRY_AFTER: 32},
+    **{M.ERROR_RECOVERABLE: 32, M.RETRY_AFTER: 32, M.SESSION_MIGRATE: 24},
+    **{M.SESSION_MIGRATE_ACK: 24},
 }
 """The table of wire digest 1.2."""
 
@@ -52,7 +53,7 @@ def test_the_sizes_are_those_of_the_digest() -> None:
 
 def test_every_registered_type_has_a_layout_and_no_other_code_has() -> None:
     assert set(LAYOUTS) == set(MessageType)
-    assert len(REFUSED) == 12
+    assert len(REFUSED) == 10
 
 
 @by_type
@@ -229,6 +230,9 @@ WRONG_VALUES: list[tuple[MessageType, dict[str, Any]]] = [
     (M.SUPERSEDE, {"flags": 2}),
     (M.BUDGET_UPDATE, {"operation_id": 0}),
     (M.BUDGET_UPDATE, {"flags": 4}),
+    (M.BUDGET_UPDATE, {"flags": 0}),
+    (M.BUDGET_UPDATE, {"flags": 3}),
+    (M.SUPERSEDE, {"new_operation_id": 901}),
     (M.PROGRESS, {"operation_id": 0}),
     (M.PROGRESS, {"stage": 0}),
     (M.PROGRESS, {"stage": 12}),
@@ -240,7 +244,12 @@ WRONG_VALUES: list[tuple[MessageType, dict[str, Any]]] = [
     (M.PARTIAL_RESULT, {"body": b"", "body_bytes": 0}),
     (M.BACKPRESSURE, {"level": 0}),
     (M.BACKPRESSURE, {"flags": 4}),
+    (M.BACKPRESSURE, {"flags": 3}),
+    (M.BACKPRESSURE, {"flags": 2}),
     (M.CREDIT_UPDATE, {"flags": 4}),
+    (M.CREDIT_UPDATE, {"flags": 2}),
+    (M.RETRY_AFTER, {"flags": 4}),
+    (M.RETRY_AFTER, {"flags": 2}),
     (M.CAPABILITY_NEGOTIATION, {"flags": 4}),
     (M.DEGRADE_PROFILE, {"flags": 4}),
     (M.ROUTE_HINT, {"operation_id": 0}),

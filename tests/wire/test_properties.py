@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from nnrp_sched.errors import LocalProtocolError
 from nnrp_sched.wire import (
     CancelReceived,
+    CapabilitiesAgreed,
+    CapabilityToken,
     ClientConnection,
     ConnectionFailed,
     ControlReceived,
@@ -19,6 +21,7 @@ from nnrp_sched.wire import (
     OperationFailed,
     Packet,
     PartialReceived,
+    ProgressStage,
     Reply,
     ResultDropped,
     ResultReceived,
@@ -130,6 +133,7 @@ def test_one_flipped_bit_never_reaches_another_operation(kind: MessageType, bit:
 SIZES = (10**6, 10**6, 130, 40, 1)
 """Pieces in which bytes are delivered, the first two being all of them."""
 
+OFFERS = frozenset({CapabilityToken.PROGRESS_PARTIAL, CapabilityToken.CREDIT_BACKPRESSURE})
 LIMITS = Limits(max_sessions=3, max_in_flight=4, tombstones=8)
 Frame = tuple[int, int]
 
@@ -142,7 +146,7 @@ class BackToBack:
     """
 
     def __init__(self) -> None:
-        pair = Pair(LIMITS)
+        pair = Pair(LIMITS, offers=OFFERS)
         self.server, self.client = pair.server, pair.client
         self.to_server, self.to_client = bytearray(), bytearray()
         for session_id in (1, 2):
@@ -201,6 +205,18 @@ class BackToBack:
         session_id = sessions[choice % len(sessions)]
         self.attempt(self.to_server, lambda: self.client.close_session(session_id))
 
+    def say(self, choice: int) -> None:
+        """Any other message about an operation."""
+        session_id, frame_id = self.frame(choice // len(_SAID))
+        say = _SAID[choice % len(_SAID)]
+        self.attempt(self.to_server, lambda: say(self.client, session_id, frame_id))
+
+    def negotiate(self, choice: int) -> None:
+        wish = [*OFFERS][: choice % 3]
+        sessions = self.client.session_ids or (99,)
+        session_id = sessions[choice % len(sessions)]
+        self.attempt(self.to_server, lambda: self.client.negotiate(session_id, wish))
+
     # --- the server's commands
 
     def answer_session(self, choice: int) -> None:
@@ -242,6 +258,23 @@ class BackToBack:
             if self.attempt(self.to_client, acknowledge):
                 self.closing.remove(session_id)
 
+    def advise(self, choice: int) -> None:
+        """Progress of an operation, or credit of its session, where that was negotiated."""
+        session_id, frame_id = self.frame(choice)
+        agreed = self.server.capabilities(session_id)
+        if choice % 2:
+            token = CapabilityToken.CREDIT_BACKPRESSURE
+            done = self.attempt(
+                self.to_client, lambda: self.server.credit_update(session_id, choice)
+            )
+        else:
+            token = CapabilityToken.PROGRESS_PARTIAL
+            stage = ProgressStage.EXECUTING
+            done = self.attempt(
+                self.to_client, lambda: self.server.progress(session_id, frame_id, stage)
+            )
+        assert not done or token in agreed
+
     # --- the bytes in between
 
     def deliver_to_server(self, choice: int) -> None:
@@ -256,12 +289,12 @@ class BackToBack:
                 self.in_flight.add((event.session_id, event.frame_id))
             elif isinstance(event, SessionCloseReceived):
                 self.closing.append(event.session_id)
-            elif isinstance(event, CancelReceived):
+            elif isinstance(event, CancelReceived | ControlReceived):
                 assert (event.session_id, event.frame_id) in self.in_flight
-            else:
-                # A refusal of a session above the limit; never an error.
+            elif not isinstance(event, CapabilitiesAgreed):
+                # A refusal of a session above the limit, or an agreement; never an error.
                 assert isinstance(event, Reply), event
-                assert {p.message_type for p in packets(event.data)} == {M.SESSION_OPEN_ACK}
+                assert {p.message_type for p in packets(event.data)} <= _REPLIES
                 self.to_client += event.data
 
     def deliver_to_client(self, choice: int) -> None:
@@ -270,8 +303,11 @@ class BackToBack:
         del self.to_client[:size]
         for event in events:
             assert not isinstance(
-                event, Reply | ConnectionFailed | SessionFailed | OperationFailed | ControlReceived
+                event, Reply | ConnectionFailed | SessionFailed | OperationFailed
             ), event
+            if isinstance(event, ControlReceived) and event.frame_id:
+                # Nothing about an operation follows its terminal.
+                assert self.ended[event.session_id, event.frame_id] == 0
             if isinstance(event, PartialReceived):
                 frame = (event.session_id, event.frame_id)
                 assert self.ended[frame] == 0
@@ -308,10 +344,20 @@ class BackToBack:
         assert set(self.client.session_ids) == set(self.server.session_ids)
 
 
+_REPLIES = {M.SESSION_OPEN_ACK, M.CAPABILITY_NEGOTIATION, M.DEGRADE_PROFILE}
+_SAID: list[Callable[[ClientConnection, int, int], bytes]] = [
+    lambda client, session_id, frame_id: client.deadline(session_id, frame_id, 1),
+    lambda client, session_id, frame_id: client.expire_at(session_id, frame_id, 1),
+    lambda client, session_id, frame_id: client.priority_update(session_id, frame_id, 2, -1),
+    lambda client, session_id, frame_id: client.supersede(session_id, frame_id, 10_000),
+    lambda client, session_id, frame_id: client.budget_update(session_id, frame_id, 7),
+    lambda client, session_id, frame_id: client.trace_context(session_id, frame_id, 5, 6),
+]
+
 STEPS: dict[str, int] = {
     **{"submit": 5, "partial_result": 8, "push_result": 2, "drop_result": 1, "cancel": 2},
     **{"deliver_to_server": 6, "deliver_to_client": 6, "open_session": 2, "answer_session": 2},
-    **{"close_session": 1, "acknowledge_close": 1},
+    **{"close_session": 1, "acknowledge_close": 1, "say": 3, "negotiate": 1, "advise": 4},
 }
 """How often each step is tried."""
 

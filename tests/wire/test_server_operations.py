@@ -469,15 +469,34 @@ def test_a_deadline_for_another_pair_of_ids_is_forgotten() -> None:
     assert len(submit(server)) == 1
 
 
-def test_only_the_last_deadlines_are_kept() -> None:
+def test_of_two_early_deadlines_of_a_type_the_one_with_the_later_sequence_counts() -> None:
     server = with_session().server
-    for frame_id in range(1, 101):
-        assert send(server, M.DEADLINE, frame_id=frame_id, operation_id=frame_id) == []
-    kept = [
-        len(submit(server, frame_id=frame_id, operation_id=frame_id)) == 2
+    send(server, M.DEADLINE, control_sequence=5, deadline_unix_ms=50)
+    send(server, M.DEADLINE, control_sequence=4, deadline_unix_ms=40)
+    send(server, M.EXPIRE_AT, control_sequence=1, deadline_unix_ms=10)
+    send(server, M.EXPIRE_AT, control_sequence=1, deadline_unix_ms=20)
+    _, *kept = submit(server)
+    times = [getattr(each.packet.metadata, "deadline_unix_ms", 0) for each in kept]
+    assert times == [50, 20]
+
+
+def test_deadlines_above_the_bound_are_refused_until_submits_have_passed_the_others() -> None:
+    server = with_session().server
+    answers = [
+        send(server, M.DEADLINE, frame_id=frame_id, operation_id=frame_id)
         for frame_id in range(1, 101)
     ]
-    assert kept == [False] * 36 + [True] * 64
+    assert answers[:64] == [[]] * 64
+    for events in answers[64:]:
+        (refusal,) = replies(events)
+        assert refusal.message_type is M.ERROR_RECOVERABLE
+        assert getattr(refusal.metadata, "code", 0) == ErrorCode.LIMIT_EXCEEDED
+    # A later word on a deadline that waits already needs no room.
+    assert send(server, M.DEADLINE, frame_id=1, operation_id=1, control_sequence=2) == []
+    assert len(submit(server, frame_id=40, operation_id=40)) == 2
+    assert send(server, M.DEADLINE, frame_id=100, operation_id=100) == []
+    assert len(submit(server, frame_id=64, operation_id=64)) == 2
+    assert len(submit(server, frame_id=65, operation_id=65)) == 1
 
 
 def test_a_reading_of_many_packets_reports_them_in_order() -> None:
