@@ -14,7 +14,7 @@ from nnrp_sched.profile.errors import PROFILE_ERRORS
 OTHER: Final = "other"
 NONE: Final = "none"
 
-_VALUES: Final[Mapping[str, frozenset[str]]] = {
+VALUES: Final[Mapping[str, frozenset[str]]] = {
     "source": frozenset({"nnrp", "http"}),
     "transport": frozenset({"tcp", "tls", "unix", "websocket", "quic", "memory"}),
     "outcome": frozenset({"completed", "failed", "cancelled", "dropped", "silent"}),
@@ -28,13 +28,14 @@ _VALUES: Final[Mapping[str, frozenset[str]]] = {
     ),
     "accepted": frozenset({"true", "false", "unknown"}),
 }
+"""What each label may be, beside `other` and `none`."""
 
 
 def bounded(label: str, value: str | None) -> str:
     """A value that the label may have: itself, `other`, or `none` for no value."""
     if value is None:
         return NONE
-    return value if value in _VALUES[label] else OTHER
+    return value if value in VALUES[label] else OTHER
 
 
 def operation_labels(record: OperationRecord) -> dict[str, str]:
