@@ -12,6 +12,7 @@ import pytest
 from nnrp_sched.cli.child import ServerProcess, started_server
 from nnrp_sched.client import Outcome, Session, connect
 from nnrp_sched.profile import OutputTextDelta, ToolCallCompleted
+from nnrp_sched.profile.events import Diagnostics
 from nnrp_sched_patches.bindings import bind_installed
 from tests.support.vllm_chats import BODIES, MODEL, REFUSED, body, without_identity
 from tests.support.vllm_http import get, post_chat, summary
@@ -69,6 +70,47 @@ async def test_chat_answers_with_paris(server: ServerProcess) -> None:
     command = [sys.executable, "-m", "nnrp_sched", "chat", "What is the capital of France?"]
     done = await anyio.run_process([*command, "--endpoint", server.ready["endpoints"][0]])
     assert b"Paris" in done.stdout
+
+
+async def test_vllm_s_own_metrics_page_counts_the_operations_of_both_doors(
+    server: ServerProcess, session: Session
+) -> None:
+    with anyio.fail_after(SECONDS):
+        await session.chat(body("Say hello.")).result()
+        await post_chat(server.ready["http"], body("Say hello."))
+        counted, metrics = set[str](), ""
+        while counted != {"nnrp", "http"}:
+            _, metrics = await get(server.ready["http"], "/metrics")
+            counted = {
+                source
+                for source in ("nnrp", "http")
+                for line in metrics.splitlines()
+                if line.startswith("nnrp_sched_operations_total") and f'source="{source}"' in line
+            }
+    assert "vllm:num_requests_running" in metrics
+    assert "metrics" not in server.ready
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_diagnostics_have_the_scheduler_s_own_times(session: Session, stream: bool) -> None:
+    request = {**body("Say hello."), "stream": stream}
+    if stream:
+        request["stream_options"] = {"include_usage": True}
+    with anyio.fail_after(SECONDS):
+        chat = session.chat(request, diagnostics=True)
+        found = [event async for event in chat if isinstance(event, Diagnostics)]
+        outcome = await chat.result()
+    (facts,) = [event.diagnostics for event in found]
+    assert outcome.status == facts["terminal_outcome"] == "completed"
+    times = [
+        facts[f"{name}_ms"]
+        for name in ("preprocessing_latency", "queue_delay", "prefill_latency", "decode_latency")
+    ]
+    assert all(time is not None and time >= 0 for time in times)
+    assert sum(times) <= facts["terminal_latency_ms"]
+    assert facts["total_tokens"] == facts["prompt_tokens"] + facts["completion_tokens"]
+    assert facts["backend_binding"] == bind_installed().family.name
+    assert facts["backend_version"] == bind_installed().version
 
 
 async def test_capabilities_name_the_model_and_its_tool_calls(session: Session) -> None:
