@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from importlib import import_module
 from typing import Any
 
 import anyio
@@ -14,18 +13,9 @@ from nnrp_sched.engine.port import AbortReceipt, ChatCall
 from nnrp_sched.errors import BackendError
 from nnrp_sched_patches.launch import LaunchOptions, Serving, launch
 from tests.support.vllm_chats import body
+from tests.support.vllm_counters import counters
 
 pytestmark = pytest.mark.anyio
-
-# Never counted up by vLLM for our aborts of requests that had no token.
-WATCHED = (
-    "vllm:time_to_first_token_seconds_count",
-    "vllm:request_prefill_time_seconds_sum",
-    "vllm:request_inference_time_seconds_sum",
-    "vllm:request_success_total",
-    "vllm:e2e_request_latency_seconds_count",
-    "vllm:prompt_tokens_total",
-)
 
 
 def long(**members: Any) -> dict[str, Any]:
@@ -73,16 +63,6 @@ async def _clean(serving: Serving) -> None:
     assert serving.engine.ledger.live == []
     reply = await llm.engine_core.call_utility_async("nnrp_queue", {})
     assert (reply["running"], reply["waiting"], reply["blocked"]) == (0, 0, 0)
-
-
-def _counters() -> dict[str, float]:
-    registry = import_module("prometheus_client").REGISTRY
-    return {
-        f"{sample.name}{sorted(sample.labels.items())}": sample.value
-        for metric in registry.collect()
-        for sample in metric.samples
-        if sample.name in WATCHED
-    }
 
 
 async def test_running_and_waiting_requests_are_taken_out_by_the_scheduler(
@@ -184,11 +164,10 @@ async def test_vllms_statistics_know_nothing_of_a_request_aborted_while_it_waits
                 await checkpoint()
             tasks.start_soon(chats.serve, "w0")
             await chats.reach(w0="waiting")
-            before |= _counters()
+            before |= counters()
             receipts = await chats.abort("w0", "r0", "r1")
             assert [one.accepted for one in receipts] == [True] * 3
-        after = _counters()
-    assert len(before) >= len(WATCHED)
+        after = counters()
     assert after == before
     await _clean(two_slots)
 
