@@ -1,5 +1,7 @@
 """Certificates for tests: one authority, a server's certificate, a client's, and a stranger."""
 
+import atexit
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -29,6 +31,7 @@ def certificates() -> Certificates:
     import trustme
 
     directory = Path(tempfile.mkdtemp(prefix="nnrp-sched-certificates-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     authority, other = trustme.CA(), trustme.CA()
     paths: dict[str, Path] = {}
 
