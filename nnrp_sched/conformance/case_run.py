@@ -29,6 +29,9 @@ from nnrp_sched.wire import (
 CANCEL_AFTER: Final = "cancel_after_events"
 """The key of `nnrp` by which the suite tells its runner to cancel; it is not sent."""
 
+MOST_EVENTS: Final = 100_000
+"""A stream longer than this never ends; no case asks for one that comes near it."""
+
 _TERMINALS: Final = frozenset(
     {
         MessageType.RESULT_PUSH,
@@ -45,9 +48,9 @@ async def run_case(case: Case, peer: Peer, seen: Seen, seconds: float) -> None:
     """Run a case and note what came into `seen`; each wait ends after `seconds`."""
     run = _CaseRun(case, peer, seen)
     with anyio.move_on_after(seconds) as limit:
-        await run.to_the_end()
+        await run.to_the_end(limit, seconds)
     if limit.cancelled_caught:
-        seen.faults.append(f"no terminal in {seconds:g} s")
+        seen.faults.append(f"no terminal, and nothing for {seconds:g} s")
     if seen.terminal is None or seen.protocol_error is not None:
         return
     with anyio.move_on_after(seconds) as limit:
@@ -91,8 +94,11 @@ class _CaseRun:
         self._stream = Stream(events=seen.events, faults=seen.faults)
         self._frame_id = 0
 
-    async def to_the_end(self) -> None:
-        """Send the request and listen until the operation, or the connection, has ended."""
+    async def to_the_end(self, limit: anyio.CancelScope, seconds: float) -> None:
+        """Send the request and listen until the operation, or the connection, has ended.
+
+        Each event moves the limit: how long an answer takes is up to the model and the machine.
+        """
         harness = self._case.request.harness
         if harness.negotiate:
             await self._peer.negotiate(harness.negotiate)
@@ -102,7 +108,7 @@ class _CaseRun:
             document = document_of(self._case)
             self._frame_id = await self._peer.submit(document, harness.framing)
         cancel_after = self._case.request.nnrp.get(CANCEL_AFTER)
-        while self._seen.terminal is None:
+        for _ in range(MOST_EVENTS):
             if cancel_after is not None and len(self._seen.events) >= cancel_after:
                 cancel_after = None
                 await self._peer.cancel(self._frame_id, harness.cancel)
@@ -110,6 +116,10 @@ class _CaseRun:
             if event is None:
                 raise ConnectionLost("the server closed the connection before a terminal")
             self._take(event)
+            if self._seen.terminal is not None:
+                return
+            limit.deadline = anyio.current_time() + seconds
+        self._seen.faults.append(f"no terminal after {MOST_EVENTS} events")
 
     def _take(self, event: ClientEvent) -> None:
         seen = self._seen

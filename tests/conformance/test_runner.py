@@ -13,6 +13,7 @@ from nnrp_sched.conformance import (
     CaseResult,
     Targets,
     build_plan,
+    case_run,
     default_folders,
     fetch_capabilities,
     load_recipes,
@@ -232,7 +233,36 @@ async def silent(server: RawServer, submit: SubmitReceived) -> None:
 async def test_a_server_that_never_ends_the_operation_fails_the_case_in_time() -> None:
     async with answering(silent) as endpoint:
         result = await run_one(streaming_case(), endpoint, seconds=0.2)
-    assert "no terminal in 0.2 s" in result.reasons
+    assert "no terminal, and nothing for 0.2 s" in result.reasons
+
+
+async def test_a_long_answer_may_take_longer_than_a_wait() -> None:
+    pieces = 6
+
+    async def slow(server: RawServer, submit: SubmitReceived) -> None:
+        for _ in range(pieces):
+            await anyio.sleep(0.25)  # A model that takes its time: what this is about.
+            await server.partial(submit, json.dumps(TEXT).encode())
+
+    async with answering(slow) as endpoint:
+        result = await run_one(streaming_case(), endpoint, seconds=1)
+    # All of them, though together they took longer than one wait may.
+    assert len(result.seen.events) == pieces
+    assert "no terminal, and nothing for 1 s" in result.reasons
+
+
+async def test_a_stream_that_never_ends_fails_the_case_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(case_run, "MOST_EVENTS", 50)
+
+    async def endless(server: RawServer, submit: SubmitReceived) -> None:
+        for _ in range(60):
+            await server.partial(submit, json.dumps(TEXT).encode())
+
+    async with answering(endless) as endpoint:
+        result = await run_one(streaming_case(), endpoint, seconds=5)
+    assert "no terminal after 50 events" in result.reasons
 
 
 async def test_a_cancelled_drop_is_no_response_cancelled_the_runner_makes_nothing_up() -> None:

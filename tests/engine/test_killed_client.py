@@ -3,7 +3,6 @@
 import json
 import signal
 import sys
-from pathlib import Path
 
 import anyio
 import pytest
@@ -12,8 +11,8 @@ from anyio.lowlevel import checkpoint
 from nnrp_sched.client import connect
 from nnrp_sched.engine.records import AbortReceipt
 from nnrp_sched.observe.record import OperationRecord
+from nnrp_sched.transport import background_tasks, parse_endpoint
 from nnrp_sched_patches.launch import Serving
-from tests.support.carriers import Place
 from tests.support.serving import scripted_server
 from tests.support.vllm_chats import body
 
@@ -49,11 +48,14 @@ async def running(serving: Serving) -> int:
 
 
 async def test_the_work_of_a_killed_client_is_stopped_in_the_engine_within_a_second(
-    serving: Serving, tmp_path: Path
+    serving: Serving,
 ) -> None:
     records: list[OperationRecord] = []
-    place = Place("tcp", tmp_path)
-    async with scripted_server(serving.engine, observers=[records.append], place=place) as served:
+    async with (
+        background_tasks() as tasks,
+        scripted_server(serving.engine, observers=[records.append]) as served,
+    ):
+        await served.server.listen(parse_endpoint("nnrp://127.0.0.1:0"), tasks)
         address = str(served.server.endpoints[0])
         command = [sys.executable, "-c", _CLIENT, address, json.dumps(ENDLESS), str(STREAMS)]
         async with connect(address) as connection, connection.session() as session:

@@ -9,10 +9,14 @@ import pytest
 
 from nnrp_sched.engine.port import ChatCall
 from nnrp_sched.errors import BackendError
+from nnrp_sched.profile.events import Diagnostics
+from nnrp_sched.wire import CapabilityToken, ProgressStage
 from nnrp_sched_patches import install
 from nnrp_sched_patches.channel import EngineGone, call_engine
 from nnrp_sched_patches.hello import hello_receipts
 from nnrp_sched_patches.launch import LaunchOptions, Serving, launch
+from tests.support.raw_peer import RawPeer
+from tests.support.serving import scripted_server
 
 pytestmark = pytest.mark.anyio
 
@@ -38,6 +42,23 @@ async def test_it_serves_and_claims_no_binding(unpatched: Serving) -> None:
     assert (unpatched.http, unpatched.receipts) == (None, ())
     assert unpatched.engine.description.binding is None
     assert not install.status().active
+
+
+async def test_nothing_is_told_of_its_queue_because_nobody_knows(unpatched: Serving) -> None:
+    async with scripted_server(unpatched.engine) as served:
+        peer = RawPeer(served.dial())
+        session_id = await peer.open()
+        await peer.send(peer.wire.negotiate(session_id, [CapabilityToken.PROGRESS_PARTIAL]))
+        chat = {**BODY, "stream": True}
+        with anyio.fail_after(60):
+            frame_id = await peer.submit(session_id, chat, diagnostics=True)
+            events, _ = await peer.result(frame_id)
+    assert peer.stages(frame_id) == [ProgressStage.INPUT_RECEIVED, ProgressStage.PRODUCING_PARTIAL]
+    told = events[-1]
+    assert isinstance(told, Diagnostics)
+    assert told.diagnostics["terminal_outcome"] == "completed"
+    assert told.diagnostics["queue_delay_ms"] is None
+    assert told.diagnostics["prefill_latency_ms"] is None
 
 
 async def test_its_engine_process_does_not_answer_the_hello(unpatched: Serving) -> None:
