@@ -9,6 +9,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from nnrp_sched.errors import ProfileError
+from nnrp_sched.profile import profile_error
 from nnrp_sched.server.arrivals import Arrivals
 from nnrp_sched.server.channel import FrameChannel
 from nnrp_sched.server.control_plane import ControlPlane
@@ -19,7 +20,7 @@ from nnrp_sched.server.offers import offered
 from nnrp_sched.server.principal import Principal
 from nnrp_sched.server.send_queue import SendQueues
 from nnrp_sched.server.session import Session
-from nnrp_sched.server.terminal import send_verdict
+from nnrp_sched.server.terminal import FAULT, send_verdict
 from nnrp_sched.transport import Carrier, Outbox
 from nnrp_sched.wire import (
     Authentication,
@@ -223,13 +224,19 @@ class Connection:
         session.add(event.frame_id, admitted.operation, event.operation_id)
         self._credits.update((session,))
         assert self._tasks is not None
-        self._tasks.start_soon(self._run_operation, session, event.frame_id, admitted)
+        self._tasks.start_soon(self._run_operation, session, event.frame_id, admitted, channel)
 
-    async def _run_operation(self, session: Session, frame_id: int, admitted: Admitted) -> None:
+    async def _run_operation(
+        self, session: Session, frame_id: int, admitted: Admitted, channel: FrameChannel
+    ) -> None:
         try:
             # Its TRACE_CONTEXT comes behind the submit, and counts until the engine is called.
             await self._arrivals.settled()
             await admitted.operation.run()
+        except Exception:
+            # The last boundary of one operation: no fault of ours ends the others with it.
+            logger.exception("operation %s.%s failed", session.session_id, frame_id)
+            send_verdict(channel, profile_error("adapter_runtime_error", FAULT))
         finally:
             admitted.operation.times.close()
             session.remove(frame_id)

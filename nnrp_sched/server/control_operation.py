@@ -1,5 +1,6 @@
 """A control request as an operation: one task, one terminal, cancellable, bounded in time."""
 
+import asyncio
 import logging
 from typing import Any
 
@@ -8,9 +9,10 @@ import anyio
 from nnrp_sched.errors import BackendError
 from nnrp_sched.profile import Completed, ControlRequest, backend_profile_error, profile_error
 from nnrp_sched.server import control
+from nnrp_sched.server.cancellation import is_our_cancellation
 from nnrp_sched.server.desk import Desk
 from nnrp_sched.server.ending import OVERRIDING, Asked, Dropped, Ending, Silent
-from nnrp_sched.server.terminal import OperationChannel, Verdict, send_verdict, verdict
+from nnrp_sched.server.terminal import FAULT, OperationChannel, Verdict, send_verdict, verdict
 from nnrp_sched.server.time_limits import TimeLimits
 from nnrp_sched.wire import DropReason, TraceContext
 
@@ -69,9 +71,9 @@ class ControlOperation:
             return profile_error(
                 "request_timeout", f"the engine did not answer within {self._seconds:g} s"
             )
-        except Exception:
+        except (Exception, asyncio.CancelledError) as error:
             # As for chats: the engine's code must not take the connection down.
+            if is_our_cancellation(error):
+                raise
             logger.exception("%s failed inside the server", self._request.operation)
-            return profile_error(
-                "adapter_runtime_error", "the server failed while answering this request"
-            )
+            return profile_error("adapter_runtime_error", FAULT)

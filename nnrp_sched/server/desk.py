@@ -1,5 +1,6 @@
 """What control requests act on: the engine and the operations, as far as one peer may."""
 
+import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
@@ -8,6 +9,7 @@ import anyio
 from nnrp_sched.engine.port import Engine
 from nnrp_sched.engine.records import AbortReceipt, QueueSnapshot, Reprioritized
 from nnrp_sched.profile.control_bodies import AbortBody
+from nnrp_sched.server.cancellation import is_our_cancellation
 from nnrp_sched.server.directory import Directory
 from nnrp_sched.server.operation import Operation
 from nnrp_sched.server.principal import Principal
@@ -78,8 +80,10 @@ class Desk:
                     if each.name not in receipts or receipts[each.name].state == "unknown":
                         # On its way into the engine: only its handle is known there yet.
                         receipts[each.name] = await self.engine.abort(each.request_id)
-        except Exception:
+        except (Exception, asyncio.CancelledError) as error:
             # The engine's code: the operations end without a receipt, and say so.
+            if is_our_cancellation(error):
+                raise
             logger.exception("the abort of %s failed", names)
         finally:
             for each in claimed:

@@ -1,6 +1,7 @@
 """From a submitted document to an operation that is ready to run."""
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -26,10 +27,12 @@ from nnrp_sched.server.observation import Observation, Submitted
 from nnrp_sched.server.operation import Operation
 from nnrp_sched.server.principal import Principal, operation_name
 from nnrp_sched.server.priority import submit_priority
-from nnrp_sched.server.terminal import OperationChannel
+from nnrp_sched.server.terminal import FAULT, OperationChannel
 from nnrp_sched.server.time_limits import TimeLimits
 from nnrp_sched.server.trace import OperationTrace
 from nnrp_sched.wire import SubmitReceived, TraceContext
+
+_LOGGER = logging.getLogger(__name__)
 
 CHATS = frozenset({"chat.completions.create"})
 """Level 1 of the profile (seed 003, section 4)."""
@@ -125,6 +128,22 @@ class Intake:
         observation: Observation,
     ) -> Admitted:
         """The operation of a submit; raises `ProfileError` to refuse it."""
+        try:
+            return self._admit(event, session_class, channel, observation)
+        except ProfileError:
+            raise
+        except Exception as fault:
+            # One submit that we fail over must not take the others down.
+            _LOGGER.exception("a submit failed inside the server")
+            raise profile_error("adapter_runtime_error", FAULT) from fault
+
+    def _admit(
+        self,
+        event: SubmitReceived,
+        session_class: int,
+        channel: OperationChannel,
+        observation: Observation,
+    ) -> Admitted:
         if event.fault is not None:
             raise profile_error(event.fault.code, event.fault.message)
         try:
@@ -147,22 +166,27 @@ class Intake:
         )
         priority = submit_priority(envelope, session_class, shared.engine.description)
         derived = f"nnrp-{event.operation_id}-{event.frame_id}"
-        operation = Operation(
-            shared.admission.admit(envelope.request_id or derived),
-            envelope,
-            shared.engine,
-            channel,
-            caller=caller,
-            priority=priority,
-            abort_seconds=shared.limits.abort_seconds,
-            observation=observation,
-        )
-        observation.admitted(operation.request_id, caller, envelope.body)
-        shared.directory.add(operation)
+        request_id = shared.admission.admit(envelope.request_id or derived)
+        try:
+            operation = Operation(
+                request_id,
+                envelope,
+                shared.engine,
+                channel,
+                caller=caller,
+                priority=priority,
+                abort_seconds=shared.limits.abort_seconds,
+                observation=observation,
+            )
+            observation.admitted(request_id, caller, envelope.body)
+            shared.directory.add(operation)
+        except Exception:
+            shared.admission.release(request_id)
+            raise
 
         def release() -> None:
             shared.directory.remove(operation)
-            shared.admission.release(operation.request_id)
+            shared.admission.release(request_id)
 
         return Admitted(operation, release)
 

@@ -203,7 +203,8 @@ def _answered(final: Verdict) -> tuple[dict[str, int], tuple[str, ...]]:
         return {}, ()
     usage, choices = final.body.get("usage"), final.body.get("choices")
     counts = usage if is_object(usage) else {}
-    reasons = [choice.get("finish_reason") for choice in choices] if is_array(choices) else []
+    answers = choices if is_array(choices) else []
+    reasons = [each.get("finish_reason") for each in answers if is_object(each)]
     return (
         {name: count for name, count in counts.items() if isinstance(count, int)},
         tuple(reason for reason in reasons if isinstance(reason, str)),

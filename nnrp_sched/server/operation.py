@@ -29,6 +29,7 @@ from nnrp_sched.profile import (
 from nnrp_sched.server.budget_watch import BudgetWatch
 from nnrp_sched.server.cancellation import is_our_cancellation
 from nnrp_sched.server.ending import OVERRIDING, Asked, Ending, Silent
+from nnrp_sched.server.engine_calls import ask_abort, completed
 from nnrp_sched.server.farewell import take_leave
 from nnrp_sched.server.observation import Observation
 from nnrp_sched.server.priority_wishes import PriorityWishes
@@ -189,6 +190,19 @@ class Operation:
 
     async def _serve(self) -> Verdict:
         mapper = ChatMapper()
+        try:
+            outcome = await self._work(mapper)
+        except Exception:
+            # What runs beside the call failed: that ends this operation and nothing else.
+            outcome = self._fault()
+        self._tasks, self._ended = None, True
+        final = verdict(outcome, self._ending, self._diagnostic)
+        if isinstance(final, ProfileError):
+            self._send(mapper.interrupt(message=final.message))  # Closes the open tool calls.
+        explained = self._envelope.diagnostics
+        return await take_leave(self._channel, self.observation, final, explained=explained)
+
+    async def _work(self, mapper: ChatMapper) -> Verdict:
         outcome: Verdict = Silent()
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
@@ -204,11 +218,11 @@ class Operation:
             self._ended = True
             self.times.close()
             tasks.cancel_scope.cancel()
-        final = verdict(outcome, self._ending, self._diagnostic)
-        if isinstance(final, ProfileError):
-            self._send(mapper.interrupt(message=final.message))  # Closes the open tool calls.
-        explained = self._envelope.diagnostics
-        return await take_leave(self._channel, self.observation, final, explained=explained)
+        return outcome
+
+    def _fault(self) -> ProfileError:
+        logger.exception("request %s failed inside the server", self.request_id)
+        return profile_error("adapter_runtime_error", FAULT)
 
     async def _call(self, mapper: ChatMapper) -> Verdict:
         """Make the engine call: its completion, its failure, or nothing when ended early."""
@@ -226,7 +240,7 @@ class Operation:
             try:
                 if body.get("stream") is True:
                     return await self._stream(call, mapper)
-                return Completed(body=await self._engine.complete(call))
+                return completed(await self._engine.complete(call))
             except BackendError as error:
                 return backend_profile_error(error)
             except ProfileStreamError as error:
@@ -236,8 +250,7 @@ class Operation:
                 # connection down, and the peer gets a terminal whatever happened.
                 if is_our_cancellation(error):
                     raise
-                logger.exception("request %s failed inside the server", self.request_id)
-                return profile_error("adapter_runtime_error", FAULT)
+                return self._fault()
         return Silent()
 
     async def _stream(self, call: ChatCall, mapper: ChatMapper) -> Verdict:
@@ -253,13 +266,13 @@ class Operation:
                     self.stop(Ending.SLOW_READER)
         if self._ending not in _GOING_ON:
             return Silent()
-        *events, completed = mapper.finish()
+        *events, last = mapper.finish()
         self._send(events)
         if self._channel.waiting and not await self._channel.flushed():
             self.stop(Ending.SLOW_READER)
             return Silent()
-        assert isinstance(completed, Completed)
-        return completed
+        assert isinstance(last, Completed)
+        return last
 
     def _moved(self, state: RequestState) -> None:
         """The engine's scheduler has moved the call."""
@@ -269,17 +282,7 @@ class Operation:
     async def _abort_call(self, done: anyio.Event) -> None:
         """Ask the engine to stop the call, then stop waiting for it."""
         try:
-            with anyio.move_on_after(self._abort_seconds, shield=True) as limit:
-                self.receipt = await self._engine.abort(self.request_id)
-            if self.receipt is not None:
-                logger.info("request %s aborted: %s", self.request_id, self.receipt)
-            elif limit.cancelled_caught:
-                logger.warning("request %s: the engine did not confirm its abort", self.request_id)
-        except (Exception, asyncio.CancelledError) as error:
-            # The engine's code again: the operation ends without a receipt, and says so here.
-            if is_our_cancellation(error):
-                raise
-            logger.exception("request %s: the abort failed", self.request_id)
+            self.receipt = await ask_abort(self._engine, self.request_id, self._abort_seconds)
         finally:
             self.observation.abort_ended(self.receipt)
             if self._ending is Ending.BUDGET:

@@ -1,5 +1,6 @@
 """Changes of one operation's priority, of which only the last counts."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -7,6 +8,7 @@ from typing import Final
 from anyio.abc import TaskGroup
 
 from nnrp_sched.engine.port import Engine
+from nnrp_sched.server.cancellation import is_our_cancellation
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +41,10 @@ class PriorityWishes:
                 done = await self._engine.reprioritize(self._name, wished)
                 if done.reason in _REFUSALS:
                     refused(done.reason)
-        except Exception:
+        except (Exception, asyncio.CancelledError) as error:
             # The engine's code: a wish that it fails over must not end the operation.
+            if is_our_cancellation(error):
+                raise
             logger.exception("operation %s: its priority could not be changed", self._name)
             refused("failed")
         finally:

@@ -1,5 +1,6 @@
 """The server: listeners, connections and the way down."""
 
+import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
@@ -22,6 +23,8 @@ from nnrp_sched.transport import (
     background_tasks,
     listen,
 )
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class Server:
@@ -72,10 +75,17 @@ class Server:
         )
         listener = await listen(endpoint, self._security, limits)
         self._listeners.append(listener)
-        tasks.start_soon(listener.serve, self.serve_carrier)
+        tasks.start_soon(listener.serve, self._take)
+
+    async def _take(self, carrier: Carrier) -> None:
+        try:
+            await self.serve_carrier(carrier)
+        except Exception:
+            # A fault that one peer meets must not end the listener, and with it everybody else.
+            _LOGGER.exception("a connection over %s ended by a fault", carrier.name)
 
     async def serve_carrier(self, carrier: Carrier) -> None:
-        """Serve one peer on a carrier that is already open."""
+        """Serve one peer on a carrier that is open. What is a fault of the server's is raised."""
         if len(self._connections) >= self.limits.max_connections or self.admission.draining:
             await carrier.aclose()
             return

@@ -94,6 +94,10 @@ class Reception:
         except ConnectionLost as error:
             _LOGGER.info("%s: a handshake failed: %s", self._endpoint, error)
             return False
+        except Exception:
+            # A fault that one peer's bytes found must not end the listener, and with it the rest.
+            _LOGGER.exception("%s: a handshake ended by a fault", self._endpoint)
+            return False
         finally:
             self._opening -= 1
         if patience.cancelled_caught:

@@ -17,6 +17,7 @@ from nnrp_sched.transport import (
     listen,
     parse_endpoint,
 )
+from nnrp_sched.transport.layered_carrier import LayeredCarrier
 from tests.support.carriers import ENDPOINTS, SECONDS, client_security, packet, server_security
 
 pytestmark = pytest.mark.anyio
@@ -162,3 +163,21 @@ async def test_quic_clients_that_stop_after_their_first_datagram_delay_nobody() 
                 for datagram, _address in quic.datagrams_to_send(now=0.0):
                     silent.sendto(datagram, address)
         assert await answers(endpoint)
+
+
+@each_kind
+async def test_a_fault_of_ours_in_one_handshake_leaves_the_listener_to_the_others(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with listening(kind, ListenLimits()) as endpoint:
+        healthy = LayeredCarrier.open
+
+        async def fault(_carrier: LayeredCarrier) -> None:
+            monkeypatch.setattr(LayeredCarrier, "open", healthy)
+            raise RuntimeError("injected")
+
+        monkeypatch.setattr(LayeredCarrier, "open", fault)
+        async with await anyio.connect_tcp(endpoint.host, endpoint.port) as unlucky:
+            assert await until_closed(unlucky) == b""
+        assert await answers(endpoint)
+    assert "injected" in caplog.text
