@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import click
+from click.core import ParameterSource
 
 from nnrp_sched.cli.conformance_work import Selection, Server, plan_for, run_plan, try_server
 from nnrp_sched.cli.security import proving
@@ -19,6 +20,7 @@ from nnrp_sched.conformance import (
     report_of,
     write_artifacts,
 )
+from nnrp_sched.conformance.report import make_folder
 from nnrp_sched.transport import ClientSecurity
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -120,6 +122,7 @@ def command(
       nnrp-sched conformance --endpoint nnrp://127.0.0.1:7437
     """
     if context.invoked_subcommand is not None:
+        _refuse_misplaced(context)
         return 0
     server = Server(endpoint, security)
     run = partial(
@@ -132,6 +135,18 @@ def command(
     )
     plan, results = anyio.run(run)
     return _tell(plan, results, as_json)
+
+
+def _refuse_misplaced(context: click.Context) -> None:
+    """What stands before a subcommand would count for nothing, and another server be tried."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
+            raise click.UsageError(
+                f"{option.opts[0]} of `conformance` itself is not taken over by "
+                f"`{context.invoked_subcommand}`: give it behind that",
+                context,
+            )
 
 
 @command.command("plan")
@@ -171,6 +186,11 @@ def _run_plan_command(
 ) -> int:
     """Run an execution plan, the public suite's own for example, and write its results."""
     plan = read_plan(load_json(path))
+    artifacts = plan.document["artifacts"]
+    results_path = results or Path(artifacts["results_path"])
+    evidence_folder = Path(artifacts["evidence_dir"])
+    for folder in (results_path.parent, evidence_folder):
+        make_folder(folder)
     run = partial(
         run_plan,
         plan,
@@ -179,13 +199,7 @@ def _run_plan_command(
         told=_nothing if as_json else _tell_case,
     )
     done = anyio.run(run)
-    artifacts = plan.document["artifacts"]
-    write_artifacts(
-        plan,
-        done,
-        results_path=results or Path(artifacts["results_path"]),
-        evidence_folder=Path(artifacts["evidence_dir"]),
-    )
+    write_artifacts(plan, done, results_path=results_path, evidence_folder=evidence_folder)
     return _tell(plan, done, as_json)
 
 

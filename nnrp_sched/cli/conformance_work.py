@@ -25,7 +25,7 @@ from nnrp_sched.conformance import (
 )
 from nnrp_sched.conformance.capability import SCRIPTED, check_manifest, model_ids
 from nnrp_sched.conformance.recipe import EXAMPLE_MODEL
-from nnrp_sched.conformance.report import write_json
+from nnrp_sched.conformance.report import make_folder, write_json
 from nnrp_sched.profile.json_values import JsonObject
 from nnrp_sched.transport import ClientSecurity, parse_endpoint
 
@@ -61,6 +61,8 @@ async def try_server(
     told: Told,
 ) -> tuple[Plan, list[CaseResult]]:
     """Plan for a server, run the plan, and write everything into `output` where it is given."""
+    if output is not None:
+        make_folder(output)  # Now, not when the results of a long run would be lost with it.
     async with _targets(server) as targets:
         plan, models = await _planned(targets, selection, str(output or "artifacts"))
         targets = replace(targets, models=tuple(models))

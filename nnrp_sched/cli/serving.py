@@ -11,7 +11,7 @@ from anyio.abc import TaskStatus
 
 from nnrp_sched.cli.observers import MetricsAddress, watching
 from nnrp_sched.engine.port import Engine
-from nnrp_sched.errors import EngineLost
+from nnrp_sched.errors import EngineLost, StartError
 from nnrp_sched.observe.observers import Observer
 from nnrp_sched.server import Server, ServerLimits, serve
 from nnrp_sched.transport import Endpoint, ServerSecurity, background_tasks
@@ -59,9 +59,9 @@ async def serve_until_stopped(
     """Serve until SIGTERM or SIGINT; the first one drains, a second one aborts.
 
     Writes the readiness line, one JSON object, to `stdout`. Raises `StartError` when an endpoint
-    cannot be opened, `SecurityError` when it must not be and `EngineLost` when the engine ends
-    first. Each operation is observed, and
-    through `observe_http` those beside NNRP too; `metrics` is where /metrics is served.
+    cannot be opened or that line cannot be written, `SecurityError` when an endpoint must not be
+    opened and `EngineLost` when the engine ends first. Each operation is observed, and through
+    `observe_http` those beside NNRP too; `metrics` is where /metrics is served.
     """
     stop = _Stop()
     async with contextlib.AsyncExitStack() as stack:
@@ -84,7 +84,10 @@ async def serve_until_stopped(
         }
         if watch.metrics is not None:
             ready["metrics"] = watch.metrics
-        print(json.dumps(ready), file=stdout, flush=True)
+        try:
+            print(json.dumps(ready), file=stdout, flush=True)
+        except OSError as error:
+            raise StartError(f"cannot say on stdout that the server is ready: {error}") from error
         await stop.drain.wait()
         await _go_down(server, stop)
     if stop.lost is not None:

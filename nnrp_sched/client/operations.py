@@ -1,7 +1,7 @@
 """What a chat needs of the session it runs in."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -9,6 +9,11 @@ from nnrp_sched.client.inbox import Inbox
 from nnrp_sched.client.trace import SpanReference
 from nnrp_sched.profile.scheduling import Reprioritized
 from nnrp_sched.wire import ClientConnection
+
+_SOONEST: Final = 0.001
+_LATEST: Final = 2.0**63 / 1000
+"""What whole milliseconds on the wire can say; 0 is no time there."""
+_MOST_TOKENS: Final = 2**32 - 1
 
 Command = Callable[[ClientConnection, int, int], bytes]
 """Makes the bytes of a message about a session's frame."""
@@ -35,6 +40,14 @@ class Conditions(Struct, frozen=True):
     """When nobody has a use for it any more."""
     token_budget: int | None = None
     """How many output tokens it may have."""
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for what no message can say: before anything was sent."""
+        for name, moment in (("deadline", self.deadline), ("expire_at", self.expire_at)):
+            if moment is not None and not _SOONEST <= moment <= _LATEST:
+                raise ValueError(f"{name}={moment!r} is no time in seconds since 1970")
+        if self.token_budget is not None and not 0 <= self.token_budget <= _MOST_TOKENS:
+            raise ValueError(f"token_budget={self.token_budget!r} is no number of tokens")
 
 
 NO_CONDITIONS = Conditions()

@@ -82,7 +82,8 @@ class Session:
         bits travel; raises `ValueError` for a malformed one. By `deadline` the result is wanted,
         after `expire_at` nobody has a use for it, both in seconds since 1970; it is then dropped
         and its work stopped. With `token_budget` output tokens it ends as completed, with what was
-        produced. Nothing is sent before the chat is read.
+        produced. Raises `ValueError` for a time or budget that cannot be one. Nothing is sent
+        before the chat is read.
         """
         span = None if traceparent is None else parse_traceparent(traceparent)
         known = {WORKFLOW: told(workflow), PRIORITY: priority}

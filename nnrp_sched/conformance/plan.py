@@ -47,7 +47,7 @@ def build_plan(
     `model` stands in for `example-model`, `parameters` override the recipes' own, `capabilities`
     are the harness's beside the manifest's, `critical_extensions` names those whose cases are
     wanted. `output` is the folder of the artifacts' paths. Raises `RecipeError` when nothing is
-    selected or a name in `parameters` belongs to no recipe.
+    selected or a name in `parameters` or `critical_extensions` belongs to no recipe.
     """
     every = list(recipes)
     wanted = {critical_token(name) for name in critical_extensions}
@@ -59,6 +59,10 @@ def build_plan(
     unknown = given.keys() - {name for recipe in every for name in recipe.parameters}
     if unknown:
         raise RecipeError(f"no recipe has the parameters {', '.join(sorted(unknown))}")
+    needed = {token for recipe in every for token in recipe.required_capabilities}
+    strange = [name for name in critical_extensions if critical_token(name) not in needed]
+    if strange:
+        raise RecipeError(f"no recipe is of the critical extensions {', '.join(strange)}")
     chosen = [recipe for recipe in every if selections[recipe.id] == "selected"]
     if not chosen:
         raise RecipeError("the capability manifest claims nothing that a recipe covers")

@@ -1,8 +1,9 @@
 """Recipes: readable cases with parameters (seed 000, 10.2; seed 001, section 14)."""
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -14,6 +15,9 @@ Status = Literal["mandatory", "optional", "experimental", "deprecated"]
 Outcome = Literal["success", "error", "cancelled"]
 
 T = TypeVar("T")
+
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""An id that can name a file in a folder, and nothing outside of it."""
 
 EXAMPLE_MODEL = "example-model"
 """The value that stands for "some model of the server"; its first model takes the place."""
@@ -157,8 +161,14 @@ def load_recipes(folders: Iterable[Path]) -> list[Recipe]:
 
 
 def case_of(document: JsonObject) -> Case:
-    """A case of a plan, read; raises `RecipeError`."""
-    return _convert(document, Case, f"the case {document.get('id')!r}")
+    """A case of a plan, read; raises `RecipeError`, also for an id that can name no file."""
+    case = _convert(document, Case, f"the case {document.get('id')!r}")
+    if not _ID.fullmatch(case.id):
+        raise RecipeError(
+            f"the case {case.id!r}: its evidence gets the name of its id, which has to be letters, "
+            "digits, and `.`, `_` or `-` between them"
+        )
+    return case
 
 
 def _convert(document: JsonObject, kind: type[T], what: str) -> T:

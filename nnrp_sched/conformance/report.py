@@ -1,13 +1,14 @@
 """Results and report in the suite's forms, and the evidence files (wire digest 5.1)."""
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from nnrp_sched.conformance.files import REPORT_SCHEMA, RESULTS_SCHEMA, check
+from nnrp_sched.conformance.files import REPORT_SCHEMA, RESULTS_SCHEMA, RecipeError, check
 from nnrp_sched.conformance.plan import Plan
 from nnrp_sched.conformance.runner import CaseResult
 from nnrp_sched.profile.json_values import JsonObject
@@ -73,9 +74,25 @@ def write_artifacts(
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write a document, readable, into a folder that is made when it is not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Write a document, readable, into a folder that is made when it is not there.
+
+    Raises `RecipeError` when it cannot be written.
+    """
+    make_folder(path.parent)
+    try:
+        path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    except OSError as fault:
+        raise RecipeError(f"cannot write {path}: {fault.strerror}") from fault
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder that is to be written into; raises `RecipeError` when that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise RecipeError(f"cannot make the folder {path}: {fault.strerror}") from fault
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise RecipeError(f"cannot write into the folder {path}")
 
 
 def _count(values: Iterable[str], wanted: str) -> int:

@@ -10,9 +10,11 @@ from nnrp_sched.conformance.files import (
     PLAN_SCHEMA,
     REPORT_SCHEMA,
     RESULTS_SCHEMA,
+    RecipeError,
     check,
     root,
 )
+from nnrp_sched.conformance.plan import read_plan
 from tests.cli.test_commands import run, serving
 from tests.support.certificates import certificates
 
@@ -126,7 +128,11 @@ def test_a_plan_can_be_made_from_a_manifest_without_a_server(tmp_path: Path) -> 
     [
         (("conformance", "--parameter", "MODEL_ID"), "NAME=VALUE"),
         (("conformance", "--parameter", "MODELL=x"), "no recipe has the parameters MODELL"),
+        (("conformance", "--critical-extension", "x.y"), "no recipe is of the critical extensions"),
         (("conformance", "run-plan"), "--plan"),
+        (("conformance", "--endpoint", "nnrp://127.0.0.1:1", "plan"), "give it behind that"),
+        (("conformance", "--token", "t", "run-plan", "--plan", __file__), "give it behind that"),
+        (("conformance", "--output", "/proc/none"), "cannot make the folder /proc/none"),
     ],
 )
 def test_what_cannot_be_meant_is_a_usage_error(arguments: tuple[str, ...], told: str) -> None:
@@ -146,3 +152,12 @@ def test_an_endpoint_where_nobody_listens_ends_with_5() -> None:
     done = run("conformance", "--endpoint", "nnrp://127.0.0.1:1")
     assert done.returncode == 5
     assert "nobody answers" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["../escaped", "/tmp/absolute", "..", "a/b", "x" * 300, ""])
+def test_a_case_whose_id_can_name_no_file_is_refused(tmp_path: Path, name: str) -> None:
+    sample = Path(__file__).parents[1] / "data" / "nnrp-conformance"
+    plan = json.loads((sample / "api-profile-execution-plan.sample.json").read_text())
+    plan["cases"][0]["id"] = name
+    with pytest.raises(RecipeError, match="name of its id"):
+        read_plan(plan)

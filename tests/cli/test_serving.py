@@ -10,6 +10,7 @@ import pytest
 
 from nnrp_sched.cli.serving import serve_until_stopped
 from nnrp_sched.engine.scripted import ScriptedEngine
+from nnrp_sched.errors import StartError
 from nnrp_sched.server import ServerLimits
 from nnrp_sched.transport import ServerSecurity, parse_endpoint
 
@@ -46,3 +47,19 @@ async def test_a_server_that_says_it_is_ready_already_heeds_a_sigterm() -> None:
             stdout=_TerminatedWhenReady(),
         )
     assert deadly == []
+
+
+async def test_a_server_whose_readiness_nobody_can_read_does_not_start() -> None:
+    class Full(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    with anyio.fail_after(SECONDS), pytest.raises(StartError, match="No space left"):
+        await serve_until_stopped(
+            ScriptedEngine(),
+            [parse_endpoint("nnrp://127.0.0.1:0")],
+            limits=ServerLimits(),
+            announcement={},
+            stdout=Full(),
+            security=ServerSecurity(),
+        )

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -195,3 +196,26 @@ async def test_a_reader_that_lags_too_far_behind_loses_its_chat_and_no_other() -
                 async for _ in slow:
                     read += 1
     assert read > session_module._MAX_BUFFERED_EVENTS  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        {"deadline": float("inf")},
+        {"deadline": float("nan")},
+        {"deadline": 0.0},
+        {"deadline": 1e300},
+        {"expire_at": -1.0},
+        {"token_budget": -1},
+        {"token_budget": 2**64},
+    ],
+)
+async def test_a_condition_that_cannot_be_said_is_refused_and_takes_no_place(
+    condition: dict[str, Any],
+) -> None:
+    async with scripted_session(max_in_flight=1) as (_, session):
+        with anyio.fail_after(SECONDS):
+            for _ in range(2):
+                with pytest.raises(ValueError, match=next(iter(condition))):
+                    session.chat(body(), **condition)
+            assert (await session.chat(body()).result()).status == "completed"
