@@ -70,7 +70,7 @@ async def test_the_end_of_a_connection_aborts_what_ran_on_it(place: Place) -> No
 
 async def test_a_silent_connection_is_closed_after_the_hello_time(place: Place) -> None:
     # Long enough for a handshake of the carrier, which has as much time.
-    async with scripted_server(place=place, limits=ServerLimits(hello_seconds=0.5)) as served:
+    async with scripted_server(place=place, limits=ServerLimits(hello_seconds=1)) as served:
         peer = RawPeer(await served.carrier())
         packets = await peer.read_to_the_end()
     # A QUIC client that said nothing has opened no stream to be told anything on.
@@ -79,10 +79,10 @@ async def test_a_silent_connection_is_closed_after_the_hello_time(place: Place) 
 
 
 async def test_a_connection_that_said_hello_may_be_silent_afterwards(place: Place) -> None:
-    async with scripted_server(place=place, limits=ServerLimits(hello_seconds=0.5)) as served:
+    async with scripted_server(place=place, limits=ServerLimits(hello_seconds=1.5)) as served:
         peer = RawPeer(await served.carrier())
         session_id = await peer.open()
-        frame_id = await peer.submit(session_id, script(text="x", delay_ms=700))
+        frame_id = await peer.submit(session_id, script(text="x", delay_ms=1600))
         _, terminal = await peer.result(frame_id)
     assert isinstance(terminal, Completed)
 
