@@ -5,9 +5,10 @@ of that is done again here. The only keys of a body that change are `request_id`
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import Any
 
 import anyio
@@ -89,9 +90,8 @@ class VllmEngine:
         live = self._calls.open(call)
         try:
             answer: Any = None
-            with live.admission:
+            with _admission(live):
                 answer = await self._create(call, live)
-            _raise_if_aborted(live)
             if not hasattr(answer, "model_dump_json"):
                 await answer.aclose()
                 raise _not_a_boolean()
@@ -113,13 +113,12 @@ class VllmEngine:
             # A cancel scope must not be open across a yield, so the part before the first chunk
             # stands apart from the loop.
             event: str | None = None
-            with live.admission:
+            with _admission(live):
                 events = await self._create(call, live)
                 if hasattr(events, "model_dump_json"):
                     raise _not_a_boolean()
                 with origin(live.origin):
                     event = await self._next(events)
-            _raise_if_aborted(live)
             live.answering = True
             ends = ChoiceEnds()
             while event is not None:
@@ -276,8 +275,19 @@ def parse_event(event: str) -> ChatBody | None:
     return chunk
 
 
-def _raise_if_aborted(live: LiveCall) -> None:
-    if live.admission.cancelled_caught:
+@contextlib.contextmanager
+def _admission(live: LiveCall) -> Generator[None, None, None]:
+    """The part of a call that an abort cuts off by itself; raises BackendError then."""
+    try:
+        with live.admission:
+            yield
+    except asyncio.CancelledError:
+        # vLLM may put a cancellation of its own in the place of ours.
+        task = asyncio.current_task()
+        if not live.admission.cancel_called or task is None or task.cancelling():
+            raise
+    if live.admission.cancel_called:
+        # Whatever vLLM made of it: the receipt has said that the engine never had the request.
         raise BackendError(
             "the request was aborted before the engine had it",
             status=ABORTED_STATUS,

@@ -228,8 +228,11 @@ async def test_several_choices_are_aborted_by_their_parent() -> None:
     assert receipts[0].tokens == 6
 
 
+@pytest.mark.parametrize("cancelled", ["raised", "raised anew", "swallowed"])
 @pytest.mark.parametrize("streams", [False, True])
-async def test_abort_while_vllm_admits_ends_the_call_with_its_own_error(streams: bool) -> None:
+async def test_abort_while_vllm_admits_ends_the_call_with_its_own_error(
+    streams: bool, cancelled: str
+) -> None:
     admitting = anyio.Event()
 
     async def answer(body: Any) -> Any:
@@ -243,7 +246,14 @@ async def test_abort_while_vllm_admits_ends_the_call_with_its_own_error(streams:
 
     async def forever() -> Any:
         admitting.set()
-        await anyio.Event().wait()
+        try:
+            await anyio.Event().wait()
+        except asyncio.CancelledError:
+            if cancelled == "raised":
+                raise
+            if cancelled == "raised anew":
+                raise asyncio.CancelledError from None
+            return _Answer("{}")
 
     engine, llm, _ = _engine(answer)
     failures: list[BackendError] = []
