@@ -7,13 +7,13 @@ of that is done again here. The only keys of a body that change are `request_id`
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import Any
 
 import anyio
 import msgspec
-from anyio.lowlevel import checkpoint
 
 from nnrp_sched.engine.port import AbortBy, AbortReceipt, ChatBody, ChatCall, EngineDescription
 from nnrp_sched.engine.records import QueueSnapshot, Reprioritized
@@ -211,9 +211,10 @@ class VllmEngine:
             raise from_exception(self._chat, error) from error
         if task and task.cancelling() > cancellations:
             # Some versions of vLLM answer a cancelled call with an error object instead of letting
-            # the cancellation through. A scope's cancellation is delivered again by a checkpoint, a
-            # task's own is not.
-            await checkpoint()
+            # the cancellation through. A scope's comes again, and takes no other than its own for
+            # it; a task's does not.
+            if anyio.current_effective_deadline() == -math.inf:
+                await anyio.sleep_forever()
             raise asyncio.CancelledError
         error_object = getattr(answer, "error", None)
         if error_object is not None:
@@ -278,14 +279,8 @@ def parse_event(event: str) -> ChatBody | None:
 @contextlib.contextmanager
 def _admission(live: LiveCall) -> Generator[None, None, None]:
     """The part of a call that an abort cuts off by itself; raises BackendError then."""
-    try:
-        with live.admission:
-            yield
-    except asyncio.CancelledError:
-        # vLLM may put a cancellation of its own in the place of ours.
-        task = asyncio.current_task()
-        if not live.admission.cancel_called or task is None or task.cancelling():
-            raise
+    with live.admission:
+        yield
     if live.admission.cancel_called:
         # Whatever vLLM made of it: the receipt has said that the engine never had the request.
         raise BackendError(
