@@ -279,8 +279,17 @@ def parse_event(event: str) -> ChatBody | None:
 @contextlib.contextmanager
 def _admission(live: LiveCall) -> Generator[None, None, None]:
     """The part of a call that an abort cuts off by itself; raises BackendError then."""
-    with live.admission:
-        yield
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
+    try:
+        with live.admission:
+            yield
+    except asyncio.CancelledError:
+        if not live.admission.cancel_called or anyio.current_effective_deadline() == -math.inf:
+            raise
+        # A cancellation that vLLM put in the place of ours: anyio leaves it, and its count.
+        while task and task.cancelling() > before:
+            task.uncancel()
     if live.admission.cancel_called:
         # Whatever vLLM made of it: the receipt has said that the engine never had the request.
         raise BackendError(

@@ -228,7 +228,7 @@ async def test_several_choices_are_aborted_by_their_parent() -> None:
     assert receipts[0].tokens == 6
 
 
-@pytest.mark.parametrize("cancelled", ["raised", "raised anew", "swallowed"])
+@pytest.mark.parametrize("cancelled", ["raised", "another's", "swallowed"])
 @pytest.mark.parametrize("streams", [False, True])
 async def test_abort_while_vllm_admits_ends_the_call_with_its_own_error(
     streams: bool, cancelled: str
@@ -251,9 +251,10 @@ async def test_abort_while_vllm_admits_ends_the_call_with_its_own_error(
         except asyncio.CancelledError:
             if cancelled == "raised":
                 raise
-            if cancelled == "raised anew":
-                raise asyncio.CancelledError from None
-            return _Answer("{}")
+            if cancelled == "swallowed":
+                return _Answer("{}")
+        # As of a future that was cancelled: nothing in it tells of the scope.
+        raise asyncio.CancelledError
 
     engine, llm, _ = _engine(answer)
     failures: list[BackendError] = []
