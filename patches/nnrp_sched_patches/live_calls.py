@@ -3,8 +3,11 @@
 Only the frontend's own tables are read here, so what they say is never the scheduler's word.
 """
 
+import asyncio
+import contextlib
+import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import anyio
@@ -20,6 +23,7 @@ from nnrp_sched.engine.records import (
     ServedCall,
     Timings,
 )
+from nnrp_sched.errors import BackendError
 from nnrp_sched_patches.frontend import now_ms
 from nnrp_sched_patches.ledger import Ledger
 from nnrp_sched_patches.ledger_records import Entry
@@ -27,6 +31,9 @@ from nnrp_sched_patches.origin import Origin
 
 EXTERNAL_PREFIX = "chatcmpl-"
 """What vLLM's chat serving puts before the request id of a body."""
+
+ABORTED_STATUS = 499
+"""Status of a call that was aborted before the engine had it: the client closed the request."""
 
 
 class LiveCall:
@@ -70,6 +77,29 @@ class LiveCall:
         """Whether any choice of it ended by an abort, whoever asked for that."""
         parts = () if self.entry is None else self.entry.parts.values()
         return self.aborted_publicly or any(part.reason == "abort" for part in parts)
+
+    @contextlib.contextmanager
+    def admitted(self) -> Generator[None, None, None]:
+        """The part that an abort cuts off by itself; raises BackendError then."""
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
+        try:
+            with self.admission:
+                yield
+        except asyncio.CancelledError:
+            outside = anyio.current_effective_deadline() == -math.inf
+            if not self.admission.cancel_called or outside:
+                raise
+            # A cancellation that vLLM put in the place of ours: anyio leaves it, and its count.
+            while task and task.cancelling() > before:
+                task.uncancel()
+        if self.admission.cancel_called:
+            # Whatever vLLM made of it: the receipt has said that the engine never had the request.
+            raise BackendError(
+                "the request was aborted before the engine had it",
+                status=ABORTED_STATUS,
+                error_type="RequestAborted",
+            )
 
     def summary(self) -> ServedCall:
         """What is known of the call at its end: without patches, when it began and ended."""

@@ -5,11 +5,10 @@ of that is done again here. The only keys of a body that change are `request_id`
 """
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import anyio
@@ -34,9 +33,6 @@ _LOGGER = logging.getLogger(__name__)
 
 _SSE_PREFIX = "data:"
 _SSE_END = "[DONE]"
-
-ABORTED_STATUS = 499
-"""Status of a call that was aborted before the engine had it: the client closed the request."""
 
 
 class VllmEngine:
@@ -90,7 +86,7 @@ class VllmEngine:
         live = self._calls.open(call)
         try:
             answer: Any = None
-            with _admission(live):
+            with live.admitted():
                 answer = await self._create(call, live)
             if not hasattr(answer, "model_dump_json"):
                 await answer.aclose()
@@ -113,7 +109,7 @@ class VllmEngine:
             # A cancel scope must not be open across a yield, so the part before the first chunk
             # stands apart from the loop.
             event: str | None = None
-            with _admission(live):
+            with live.admitted():
                 events = await self._create(call, live)
                 if hasattr(events, "model_dump_json"):
                     raise _not_a_boolean()
@@ -274,29 +270,6 @@ def parse_event(event: str) -> ChatBody | None:
     if error is not None:
         raise from_error_object(error)
     return chunk
-
-
-@contextlib.contextmanager
-def _admission(live: LiveCall) -> Generator[None, None, None]:
-    """The part of a call that an abort cuts off by itself; raises BackendError then."""
-    task = asyncio.current_task()
-    before = task.cancelling() if task else 0
-    try:
-        with live.admission:
-            yield
-    except asyncio.CancelledError:
-        if not live.admission.cancel_called or anyio.current_effective_deadline() == -math.inf:
-            raise
-        # A cancellation that vLLM put in the place of ours: anyio leaves it, and its count.
-        while task and task.cancelling() > before:
-            task.uncancel()
-    if live.admission.cancel_called:
-        # Whatever vLLM made of it: the receipt has said that the engine never had the request.
-        raise BackendError(
-            "the request was aborted before the engine had it",
-            status=ABORTED_STATUS,
-            error_type="RequestAborted",
-        )
 
 
 def _not_a_boolean() -> BackendError:

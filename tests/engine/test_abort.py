@@ -10,7 +10,7 @@ from anyio.lowlevel import checkpoint
 from nnrp_sched.engine.port import AbortReceipt, ChatCall
 from nnrp_sched.errors import BackendError
 from nnrp_sched_patches.launch import Serving
-from nnrp_sched_patches.vllm_engine import ABORTED_STATUS
+from nnrp_sched_patches.live_calls import ABORTED_STATUS
 from tests.support.vllm_http import get
 
 pytestmark = pytest.mark.anyio

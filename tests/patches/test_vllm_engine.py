@@ -12,7 +12,8 @@ from anyio.lowlevel import checkpoint
 from nnrp_sched.engine.port import AbortReceipt, ChatCall, EngineDescription
 from nnrp_sched.errors import BackendError
 from nnrp_sched_patches.backend_errors import from_error_object, from_validation_error
-from nnrp_sched_patches.vllm_engine import ABORTED_STATUS, VllmEngine, parse_event
+from nnrp_sched_patches.live_calls import ABORTED_STATUS
+from nnrp_sched_patches.vllm_engine import VllmEngine, parse_event
 
 pytestmark = pytest.mark.anyio
 
