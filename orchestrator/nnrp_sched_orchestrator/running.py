@@ -1,0 +1,212 @@
+"""The inner part of a stream: its work, run once, and its one end.
+
+The task that runs it, and the agent, hold this part and never the handle (`stream.Stream`), so a
+handle that everybody forgot is seen by the garbage collector and ends the work.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Generic
+
+import anyio
+from msgspec import Struct
+
+from nnrp_sched.errors import NnrpSchedError
+from nnrp_sched_orchestrator.errors import StreamAbandoned
+from nnrp_sched_orchestrator.event_buffer import EventBuffer
+from nnrp_sched_orchestrator.records import EventT, Receipt, StreamState
+from nnrp_sched_orchestrator.tap import NO_TAP, Tap
+from nnrp_sched_orchestrator.work import ResultT, Work
+
+logger = logging.getLogger(__name__)
+
+_ENDED_STATE = StreamState("done")
+
+Because = Callable[[Receipt], NnrpSchedError]
+"""Makes the error that a stopped stream fails with, out of the proof that it has stopped."""
+
+
+class StreamSettings(Struct, frozen=True):
+    """Bounds of every stream."""
+
+    buffer_events: int = 256
+    """Events that may be unread."""
+    stall_seconds: float = 30.0
+    """How long nobody may read a stream whose buffer is full."""
+    stop_seconds: float = 5.0
+    """How long stopping its work may take before the receipt says it is unconfirmed."""
+
+
+class Running(Generic[EventT, ResultT]):
+    """One piece of work between its start and its end."""
+
+    def __init__(
+        self,
+        stream_id: str,
+        work: Work[EventT, ResultT],
+        *,
+        settings: StreamSettings,
+        tap: Tap = NO_TAP,
+        ended: Callable[["Running[Any, Any]"], None] | None = None,
+    ) -> None:
+        """`ended` is called once, when it has ended however that came about. Must not raise."""
+        self.id = stream_id
+        self.settings = settings
+        self.buffer = EventBuffer[EventT](settings.buffer_events)
+        self.over = anyio.Event()
+        """Set when it has ended and its result, error and receipt are known."""
+        self.error: BaseException | None = None
+        self.receipt: Receipt | None = None
+        self.reason = ""
+        """Why it was to end."""
+        self.waiters = 0
+        """How many wait for the result."""
+        self.by_reader = False
+        """Whether it was its own reader who ended it."""
+        self._work = work
+        self._tap = tap
+        self._ended = ended
+        self._result: ResultT | None = None
+        self._ending = False
+        self._because: Because | None = None
+        self._scope = anyio.CancelScope()
+        self._loop = asyncio.get_running_loop()
+
+    # --- seen from outside ----------------------------------------------------------------------
+
+    @property
+    def state(self) -> StreamState:
+        """Where it stands."""
+        return _ENDED_STATE if self.over.is_set() else self._work.state
+
+    @property
+    def ending(self) -> bool:
+        """Whether it was told to end, or has ended."""
+        return self._ending or self.over.is_set()
+
+    @property
+    def result(self) -> ResultT:
+        """Its result; before the end what there is so far."""
+        return self._work.partial("cancelled", None) if self._result is None else self._result
+
+    def end(self, reason: str, because: Because | None = None, *, by_reader: bool = False) -> None:
+        """Have it stopped, unless it has ended; the first call counts. Never waits.
+
+        Without `because` it ends as cancelled, otherwise as failed with that error.
+        """
+        if self.ending:
+            return
+        self._ending = True
+        self.reason, self._because, self.by_reader = reason, because, by_reader
+        self.buffer.wake()
+        self._scope.cancel(reason)
+
+    def forget(self) -> None:
+        """Its handle was garbage collected, in whatever thread that happened."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.end, "nobody holds the stream any more")
+
+    async def proof(self, seconds: float) -> Receipt:
+        """The receipt of its end, or in so many seconds an unconfirmed one."""
+        with anyio.move_on_after(seconds):
+            await self.over.wait()
+        if self.receipt is not None:
+            return self.receipt
+        return self._unconfirmed(f"its work has not ended in {seconds:g} s")
+
+    # --- its task -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Do the work, whatever comes of it: the one task of the stream."""
+        failure: BaseException | None = None
+        try:
+            with self._scope:
+                self._result = await self._work.run(self.emit)
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                self._finish(None)  # The event loop itself goes down: nothing can be asked.
+                raise
+            failure = error  # Something inside the work was cancelled, and not by us.
+        except Exception as error:
+            failure = error
+        if self._result is None:
+            self.receipt = await self._stop()
+            failure = self._verdict(failure)
+        self._finish(failure)
+
+    async def emit(self, event: EventT) -> None:
+        """Hand an event to whoever listens."""
+        if self._tap.open:
+            await self._tap.take(self.id, event)
+        while not self.ending and not self.buffer.put(event):
+            await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        wanted_elsewhere = self.waiters > 0 or self._tap.open
+        if wanted_elsewhere and not self.buffer.was_read:
+            self.buffer.give_up()
+            return
+        with anyio.move_on_after(self.settings.stall_seconds) as stall:
+            await self.buffer.room()
+        if not stall.cancelled_caught or not self.buffer.full:
+            return
+        if self.waiters > 0 or self._tap.open:
+            self.buffer.give_up()
+        else:
+            seconds = self.settings.stall_seconds
+            self.end("nobody reads it", lambda receipt: StreamAbandoned(receipt, seconds))
+
+    async def _stop(self) -> Receipt:
+        seconds = self.settings.stop_seconds
+        reason = self.reason or "its work has failed"
+        try:
+            with anyio.CancelScope(shield=True), anyio.fail_after(seconds):
+                return await self._work.stop(reason)
+        except TimeoutError:
+            return self._unconfirmed(f"stopping it took longer than {seconds:g} s")
+        except Exception as fault:
+            logger.exception("stream %s: its work could not be stopped", self.id)
+            return self._unconfirmed(f"stopping it failed: {fault!r}")
+
+    def _verdict(self, failure: BaseException | None) -> BaseException | None:
+        """The error it ends with, if any; what it was told to end for beats what came of that."""
+        if self._ending:
+            assert self.receipt is not None
+            return None if self._because is None else self._because(self.receipt)
+        if failure is None or isinstance(failure, asyncio.CancelledError):
+            self.reason = self.reason or "the work was cancelled from inside"
+            return None
+        return failure
+
+    def _finish(self, failure: BaseException | None) -> None:
+        try:
+            if self._result is None:
+                known = failure if isinstance(failure, NnrpSchedError) else None
+                status = "cancelled" if failure is None else "failed"
+                self._result = self._work.partial(status, known)
+            if self.receipt is None:
+                self.receipt = self._result.receipt or Receipt(self.id)
+        except Exception as fault:
+            logger.exception("stream %s: its partial result could not be made", self.id)
+            failure = failure or fault
+        finally:
+            self.error = failure
+            self.buffer.close()
+            self.over.set()
+            if self._ended is not None:
+                self._ended(self)
+
+    def _unconfirmed(self, why: str) -> Receipt:
+        return Receipt(
+            self.id,
+            state="unknown",
+            authoritative=False,
+            reason=self.reason,
+            unconfirmed=why,
+        )
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
