@@ -1,6 +1,6 @@
 """How long an abort's receipt takes on a busy engine, against the scheduler steps of the same run.
 
-    python -m bench.abort_latency [--requests 2000] [--model smollm2|tiny] [--json]
+    python -m bench.abort_latency [--requests 2000] [--model smollm2|tiny-chat] [--json]
 
 The storm of tests/support/abort_storm.py: 20 chats at a time on 8 slots, streaming and whole, one
 and several choices, stopped by id, by list or by leaving, at random moments from before admission
@@ -141,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--requests", type=int, default=2000, help="chats in the storm (2000)")
-    parser.add_argument("--model", choices=("smollm2", "tiny"), default="smollm2")
+    parser.add_argument("--model", choices=("smollm2", "tiny-chat"), default="smollm2")
     arguments = parser.parse_args()
     result = anyio.run(measure, arguments.model, arguments.requests)
     if arguments.json:

@@ -1,7 +1,9 @@
 """A real vLLM for the measurements: a tiny random model whose steps take milliseconds, or SmolLM2.
 
-The tiny one is the embedded model's folder with its sizes overridden and random weights, so that
-every vLLM makes its own: what it says is gibberish, scheduling and queueing are real.
+The tiny ones are the embedded model's folder with its sizes overridden and random weights, so that
+every vLLM makes its own: what they say is gibberish, scheduling and queueing are real. `tiny` knows
+the first 2,048 tokens only, so that its steps are as short as can be; chats, whose text may have any
+token of the tokenizer, need `tiny-chat`.
 """
 
 import json
@@ -13,7 +15,7 @@ from typing import Any, Final, Literal
 
 from nnrp_sched_patches.launch import LaunchOptions, Serving, launch
 
-Model = Literal["tiny", "smollm2"]
+Model = Literal["tiny", "tiny-chat", "smollm2"]
 
 _SIZES: Final = {
     "num_hidden_layers": 2,
@@ -22,12 +24,14 @@ _SIZES: Final = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
-    "vocab_size": 2048,
 }
-_TINY: Final = ("--load-format", "dummy", "--hf-overrides", json.dumps(_SIZES))
+_OVERRIDES: Final[dict[Model, dict[str, int]]] = {
+    "tiny": {**_SIZES, "vocab_size": 2048},
+    "tiny-chat": _SIZES,
+}
 
 PROMPT: Final = tuple(range(100, 116))
-"""Tokens that both models have."""
+"""Tokens that all models have."""
 
 
 @asynccontextmanager
@@ -35,7 +39,10 @@ async def live_engine(
     model: Model, *arguments: str, patch: bool = True
 ) -> AsyncGenerator[Serving, None]:
     """A vLLM with further flags, warm: what the first requests load is loaded."""
-    flags = (*(_TINY if model == "tiny" else ()), *arguments)
+    overrides = _OVERRIDES.get(model)
+    dummy = () if overrides is None else ("--load-format", "dummy")
+    sizes = () if overrides is None else ("--hf-overrides", json.dumps(overrides))
+    flags = (*dummy, *sizes, *arguments)
     async with launch(LaunchOptions(patch=patch, vllm_arguments=flags)) as serving:
         await generated(serving.engine.async_llm, "warm", tokens=8)
         yield serving

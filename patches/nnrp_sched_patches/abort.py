@@ -65,25 +65,33 @@ class Aborter:
             for entry in fresh:
                 entry.aborting = task
                 entry.abort_cause = entry.abort_cause or cause
-        for entry in entries:
-            if entry.aborting is not None:
-                await asyncio.shield(entry.aborting)
+        for task in {entry.aborting for entry in entries if entry.aborting is not None}:
+            await asyncio.shield(task)
         return [entry.receipt or _receipt(entry, "unknown", now_ms()) for entry in entries]
 
     async def _abort(self, entries: list[Entry]) -> None:
         started = now_ms()
         try:
             inside: list[Entry] = []
+            cut: list[Entry] = []
             for entry in entries:
                 if entry.finished is None and not entry.parts and entry.cancel is not None:
                     entry.cancel()
-                    entry.receipt = _receipt(entry, "admitting", started, accepted=True, sure=True)
+                    # vLLM may yet register it on its way out; its own abort then gets the receipt.
+                    entry.aborting = None
+                    cut.append(entry)
                 elif entry.finished is None:
                     inside.append(entry)
+            outside = await self._left_out(cut)
+            inside += [entry for entry in cut if entry.live_parts]
             await self._admitted(inside)
             asked = {part.internal_id: entry for entry in inside for part in entry.live_parts}
             if asked:
                 await self._ask(inside, list(asked), started)
+            for entry in cut:
+                if entry.receipt is None and not entry.parts:
+                    sure = entry in outside
+                    entry.receipt = _receipt(entry, "admitting", started, accepted=True, sure=sure)
             for entry in entries:
                 if entry.receipt is None:
                     # It ended by itself before the abort could reach it.
@@ -107,9 +115,20 @@ class Aborter:
         with anyio.move_on_after(self._wait_s):
             for entry in entries:
                 if entry.admissions and entry is not admission_here():
-                    done = anyio.Event()
-                    entry.when_admitted.append(done.set)
-                    await done.wait()
+                    await _settled(entry)
+
+    async def _left_out(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Wait until cancelled calls are over, or vLLM has let go of them; those that are.
+
+        The engine has none of them but those with parts.
+        """
+        over: list[Entry] = []
+        with anyio.move_on_after(self._wait_s):
+            for entry in entries:
+                if entry.finished is None:
+                    await _settled(entry)
+                over.append(entry)
+        return over
 
     async def _ask(self, entries: list[Entry], ids: list[str], started: float) -> None:
         try:
@@ -181,6 +200,12 @@ def finalise(processor: Any, accepted: Sequence[str], entries: Iterable[Entry]) 
         parent = processor.parent_requests.get(handle)
         if parent is not None and not parent.child_requests:
             del processor.parent_requests[handle]
+
+
+async def _settled(entry: Entry) -> None:
+    done = anyio.Event()
+    entry.when_settled.append(done.set)
+    await done.wait()
 
 
 def _receipt(

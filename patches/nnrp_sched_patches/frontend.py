@@ -70,7 +70,7 @@ def admission(
         left = isinstance(error, asyncio.CancelledError)
         try:
             if error is not None:
-                entry.abort_cause = "client_gone" if left else "failed"
+                entry.abort_cause = entry.abort_cause or ("client_gone" if left else "failed")
                 await _release(engine, entry)
         finally:
             _ADMITTED.reset(token)

@@ -6,7 +6,6 @@ its app runs on a uvicorn server of our own that touches no signal.
 
 import asyncio
 import contextlib
-import gc
 import socket
 from collections.abc import AsyncGenerator
 from importlib import import_module
@@ -70,7 +69,6 @@ async def serve_app(
     `app` may have middleware of ours around it; `state` is that of vLLM's app itself.
     Entered once requests are answered. Raises StartError when the app does not start.
     """
-    frozen = gc.get_freeze_count()
     server = _server(app, bound, arguments)
     settled = _quieten(server)
     # vLLM's error handlers stop the server they find here when the engine is dead.
@@ -86,10 +84,6 @@ async def serve_app(
         server.should_exit = True
         with anyio.CancelScope(shield=True):
             await task
-        if not frozen:
-            # vLLM's app hides everything from the collector while it serves, and leaves it hidden:
-            # the engine would never be collected.
-            gc.unfreeze()
 
 
 def _quieten(server: Any) -> anyio.Event:

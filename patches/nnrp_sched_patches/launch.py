@@ -29,6 +29,7 @@ from nnrp_sched_patches.launch_steps import (
     control_over,
     description,
     error_log,
+    heap_frozen,
     parse_arguments,
     refuse_unpatchable,
     root_log_level_kept,
@@ -185,6 +186,7 @@ async def _running(
                 control=control,
                 described=description(installed, binding, receipts),
             )
+            stack.enter_context(heap_frozen())
             if bound is not None and app is not None:
                 served = app if control is None else IdentityMiddleware(app)
                 await stack.enter_async_context(serve_app(served, app.state, bound, parsed))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import io
 import logging
 import multiprocessing
@@ -187,6 +188,23 @@ def root_log_level_kept() -> Generator[None]:
         yield
     finally:
         root.setLevel(level)
+
+
+@contextlib.contextmanager
+def heap_frozen() -> Generator[None]:
+    """Hide what the start has made from the garbage collector, and show it again at the end.
+
+    vLLM's HTTP app does the first by itself when it begins to serve, and never the second, so that
+    the engine would never be collected.
+    """
+    frozen = gc.get_freeze_count()
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not frozen:
+            gc.unfreeze()
 
 
 @contextlib.asynccontextmanager

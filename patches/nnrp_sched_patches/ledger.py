@@ -99,9 +99,7 @@ class Ledger:
         entry.admissions -= 1
         if entry.admissions:
             return
-        waiting, entry.when_admitted = entry.when_admitted, []
-        for tell in waiting:
-            tell()
+        _tell_settled(entry)
         self._settle(entry, at)
 
     def first_output(self, internal_id: str, at: float) -> None:
@@ -133,6 +131,7 @@ class Ledger:
             part.end(reason, at)
         entry.cancel = None
         self._finish(entry, reason, at)
+        _tell_settled(entry)
 
     def event(self, kind: str, internal_id: str, at: float, extra: Mapping[str, Any]) -> None:
         """A transition in the scheduler (`nnrp_poll`), of another frontend's requests too."""
@@ -278,6 +277,12 @@ class Ledger:
             found.remove(entry)
             if not found:
                 del self._names[name]
+
+
+def _tell_settled(entry: Entry) -> None:
+    waiting, entry.when_settled = entry.when_settled, []
+    for tell in waiting:
+        tell()
 
 
 def _common(reasons: Iterable[str | None]) -> str:

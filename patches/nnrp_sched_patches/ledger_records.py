@@ -98,8 +98,8 @@ class Entry(Struct, eq=False):
     """The last state that `moved` was told."""
     admissions: int = 0
     """How many calls of vLLM's `add_request` are under way for it."""
-    when_admitted: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
-    """Called once, when no admission is under way any more."""
+    when_settled: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    """Called once, when no admission is under way any more or the caller is gone."""
     parts: dict[str, Part] = field(default_factory=dict[str, Part])
     finished: float | None = None
     reason: str | None = None

@@ -33,7 +33,7 @@ EXTERNAL_PREFIX = "chatcmpl-"
 """What vLLM's chat serving puts before the request id of a body."""
 
 ABORTED_STATUS = 499
-"""Status of a call that was aborted before the engine had it: the client closed the request."""
+"""Status of a call that was aborted while it was admitted: the client closed the request."""
 
 
 class LiveCall:
@@ -94,9 +94,9 @@ class LiveCall:
             while task and task.cancelling() > before:
                 task.uncancel()
         if self.admission.cancel_called:
-            # Whatever vLLM made of it: the receipt has said that the engine never had the request.
+            # Whatever vLLM made of it: the receipt says that it was stopped.
             raise BackendError(
-                "the request was aborted before the engine had it",
+                "the request was aborted while it was admitted",
                 status=ABORTED_STATUS,
                 error_type="RequestAborted",
             )

@@ -11,6 +11,7 @@ from nnrp_sched.engine.records import AbortReceipt, Caller
 from nnrp_sched_patches.abort import Aborter
 from nnrp_sched_patches.control import Control
 from nnrp_sched_patches.engine_names import Told, external_id, meant
+from nnrp_sched_patches.origin import Origin, origin
 from tests.support.vllm_frontend import FinishReason, Frontend, hooked, output
 
 pytestmark = pytest.mark.anyio
@@ -173,16 +174,66 @@ async def test_an_abort_waits_for_an_admission_under_way() -> None:
     assert _short(receipts[0]) == ("waiting", True, True, 0)
 
 
+def _stopped_at_the_door(llm: Frontend, caller: Caller, handle: str) -> list[str]:
+    """Open a call that ends when its door is shut; a note each time that somebody shuts it."""
+    entry = llm.ledger.open(caller, "nnrp", external_id=f"x-{handle}", handle=handle, at=1)
+    shut: list[str] = []
+
+    def cancel() -> None:
+        shut.append(handle)
+        asyncio.get_running_loop().call_soon(llm.ledger.close, entry, "ended by the caller", 2)
+
+    entry.cancel = cancel
+    return shut
+
+
 async def test_before_the_frontend_has_a_call_its_own_door_stops_it() -> None:
     llm, _ = hooked()
-    stopped: list[int] = []
     with anyio.fail_after(5):
-        entry = llm.ledger.open(Caller(), "nnrp", external_id="x", handle="one", at=1)
-        entry.cancel = lambda: stopped.append(1)
+        shut = _stopped_at_the_door(llm, Caller(), "one")
         await _abort(llm, "one")
         (receipt,) = await _abort(llm, "one")
     assert _short(receipt) == ("admitting", True, True, 0)
-    assert stopped == [1]
+    assert shut == ["one"]
+
+
+async def test_a_call_that_does_not_heed_its_door_is_not_said_to_be_gone_for_sure() -> None:
+    llm, _ = hooked()
+    with anyio.fail_after(5):
+        entry = llm.ledger.open(Caller(), "nnrp", external_id="x", handle="one", at=1)
+        entry.cancel = lambda: None
+        (receipt,) = await _abort(llm, "one", wait_s=0.01)
+    assert _short(receipt) == ("admitting", True, False, 0)
+
+
+async def test_a_call_registered_in_the_moment_of_its_abort_has_the_schedulers_word() -> None:
+    llm, _ = hooked()
+    scheduler = Scheduler(llm)
+    llm.preparing, llm.sending = preparing, _ = anyio.Event(), anyio.Event()
+    scope = anyio.CancelScope()
+    with anyio.fail_after(5):
+        entry = llm.ledger.open(Caller(), "nnrp", external_id="x", handle="one", at=1)
+
+        def cancel() -> None:
+            # vLLM goes on in this very moment: the cancellation meets it at its next wait.
+            preparing.set()
+            scope.cancel()
+
+        async def serve() -> None:
+            with scope, origin(Origin(Caller(), "nnrp", entry=entry)):
+                await llm.add_request("one")
+            llm.ledger.close(entry, "ended by the caller", 2)
+
+        entry.cancel = cancel
+        scheduler.states["one-00000000"] = ("waiting", 0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve)
+            while not entry.admissions:
+                await checkpoint()
+            (receipt,) = await _abort(llm, "one")
+    assert _short(receipt) == ("waiting", True, True, 0)
+    assert scheduler.states == {}
+    assert (llm.ledger.live, llm.output_processor.request_states) == ([], {})
 
 
 @pytest.mark.parametrize("silent", [True, False])
@@ -228,10 +279,7 @@ async def test_programs_agents_and_ids_name_what_is_stopped() -> None:
     names = {"a": ("p", "x"), "b": ("p", "y"), "c": ("q", "x"), "d": (None, None)}
     with anyio.fail_after(5):
         for name, (program, agent) in names.items():
-            entry = llm.ledger.open(
-                Caller(program, agent, operation=f"1.{name}"), "nnrp", external_id=name, at=1
-            )
-            entry.cancel = lambda: None
+            _stopped_at_the_door(llm, Caller(program, agent, operation=f"1.{name}"), name)
         by_program = await control.abort_operations(["p"], by="program")
         assert [one.request_id for one in by_program] == ["1.a", "1.b"]
         # With one frontend there is nothing elsewhere to look for.
@@ -258,8 +306,7 @@ async def test_requests_of_other_frontends_are_stopped_in_the_engine(
     }
     scheduler.states = dict.fromkeys(scheduler.elsewhere, ("running", 3))
     with anyio.fail_after(5):
-        own = llm.ledger.open(Caller("p", "z", operation="1.1"), "nnrp", external_id="o", at=1)
-        own.cancel = lambda: None
+        _stopped_at_the_door(llm, Caller("p", "z", operation="1.1"), "o")
         by_program = await control.abort_operations(["p"], by="program")
         by_agent = await control.abort_operations(["x", "nobody"], by="agent")
         by_id = await control.abort_operations(["1.1", "four", "never"], by="id")

@@ -76,7 +76,7 @@ def test_a_request_is_not_finished_while_further_choices_are_admitted() -> None:
     entry = ledger.open(Caller(), "http", external_id="one", at=1)
     entry.admissions = 1
     told: list[str] = []
-    entry.when_admitted.append(lambda: told.append("admitted"))
+    entry.when_settled.append(lambda: told.append("admitted"))
     ledger.register(entry, Part("a", "p", registered=2))
     ledger.end_part("a", "stop", 3)
     assert entry.finished is None

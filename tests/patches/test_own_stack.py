@@ -12,6 +12,7 @@ import pytest
 from starlette.applications import Starlette
 
 from nnrp_sched_patches.http_server import serve_app
+from nnrp_sched_patches.launch_steps import heap_frozen
 from nnrp_sched_patches.own_stack import on_own_stack
 
 pytestmark = pytest.mark.anyio
@@ -59,14 +60,16 @@ async def test_an_error_of_the_call_reaches_its_caller() -> None:
         await on_own_stack(fail)
 
 
-async def test_after_an_app_that_hid_everything_from_the_collector_nothing_is_hidden() -> None:
+async def test_what_a_launch_or_its_app_hid_from_the_collector_is_shown_again_at_the_end() -> None:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         gc.freeze()
         yield
 
     app = Starlette(lifespan=lifespan)
-    with anyio.fail_after(30), socket.create_server(("127.0.0.1", 0)) as bound:
+    with anyio.fail_after(30), socket.create_server(("127.0.0.1", 0)) as bound, heap_frozen():
+        assert gc.get_freeze_count() > 0
         async with serve_app(app, app.state, bound, SimpleNamespace()):
             assert gc.get_freeze_count() > 0
+        assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0

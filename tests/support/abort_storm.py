@@ -231,9 +231,6 @@ def untruth(chat: Chat, parts: list[Life]) -> str | None:
     if accepted != (bool(stopped) or state == "admitting"):
         return f"accepted told as {accepted}, {len(stopped)} parts aborted"
     possible = {(life.stood or "").lower() for life in stopped} or {"admitting", "finished"}
-    if possible == {"waiting"}:
-        # Met on its way: by the time that vLLM let go of it, it had come to stand in line.
-        possible |= {"admitting"}
     if state not in possible:
         return f"{state} told, of {possible}"
     return None
