@@ -39,7 +39,7 @@ TOKENS: Final = {
 """Of one request, so that a round takes about half a second, on SmolLM2 one."""
 LEAST_PAIRS: Final = 4
 COST_ROUNDS: Final = 7
-"""In which the hooks are timed: one alone may meet a moment in which another process had the core."""
+"""In which the hooks are timed: one alone may meet a moment when others had the core."""
 PROCESSES: Final = ("frontend", "engine")
 
 

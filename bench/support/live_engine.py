@@ -1,8 +1,8 @@
 """A real vLLM for the measurements: a tiny random model whose steps take milliseconds, or SmolLM2.
 
 The tiny ones are the embedded model's folder with its sizes overridden and random weights, so that
-every vLLM makes its own: what they say is gibberish, scheduling and queueing are real. `tiny` knows
-the first 2,048 tokens only, so that its steps are as short as can be; chats, whose text may have any
+every vLLM makes its own: what they say is gibberish, scheduling and queueing are real. `tiny` has
+the first 2,048 tokens only, so that its steps are as short as can be; chats, whose text may be any
 token of the tokenizer, need `tiny-chat`.
 """
 
