@@ -77,6 +77,15 @@ class TooManyStreams(NnrpSchedError):
         self.limit = limit
 
 
+class AgentEnded(NnrpSchedError):
+    """An agent that was cancelled, or whose block was left, starts nothing any more."""
+
+    def __init__(self, agent: str, reason: str) -> None:
+        super().__init__(f"agent {agent!r} starts nothing any more: {reason}")
+        self.agent = agent
+        self.reason = reason
+
+
 class StreamCancelled(NnrpSchedError):
     """The stream was cancelled by somebody else than who reads it."""
 
@@ -108,3 +117,20 @@ class OperationLost(ConnectionLost):
 
 class ToolFailed(NnrpSchedError):
     """A tool raised, ended with an error, or could not be called with these arguments."""
+
+
+class ToolDefinitionError(NnrpSchedError, TypeError):
+    """A function cannot be a tool: its name, its parameters or their types do not allow it."""
+
+    exit_code = 2
+
+
+class TurnsExceeded(NnrpSchedError):
+    """A run asked its model as often as it may, and the last answer still calls tools."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"the model was asked {limit} times and still calls tools; the transcript so far is in "
+            "the stream's `partial.messages`, and can be gone on with"
+        )
+        self.limit = limit

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from typing import Any, Generic
 
 import anyio
+from anyio.lowlevel import checkpoint
 from msgspec import Struct
 
 from nnrp_sched.errors import NnrpSchedError
 from nnrp_sched_orchestrator.errors import StreamAbandoned
 from nnrp_sched_orchestrator.event_buffer import EventBuffer
-from nnrp_sched_orchestrator.records import EventT, Receipt, StreamState
+from nnrp_sched_orchestrator.records import EventT, Receipt, StreamState, StreamStatus
 from nnrp_sched_orchestrator.tap import NO_TAP, Tap
 from nnrp_sched_orchestrator.work import ResultT, Work
 
@@ -71,6 +72,10 @@ class Running(Generic[EventT, ResultT]):
         self._ending = False
         self._because: Because | None = None
         self._scope = anyio.CancelScope()
+        self._offers: set[anyio.CancelScope] = set()
+        """Around handing an event to the tap."""
+        self.events = 0
+        """How many events there were so far."""
         self._loop = asyncio.get_running_loop()
 
     # --- seen from outside ----------------------------------------------------------------------
@@ -100,6 +105,8 @@ class Running(Generic[EventT, ResultT]):
         self._ending = True
         self.reason, self._because, self.by_reader = reason, because, by_reader
         self.buffer.wake()
+        for offer in self._offers:
+            offer.cancel()
         self._scope.cancel(reason)
 
     def forget(self) -> None:
@@ -111,7 +118,11 @@ class Running(Generic[EventT, ResultT]):
         """The receipt of its end, or in so many seconds an unconfirmed one."""
         with anyio.move_on_after(seconds):
             await self.over.wait()
-        if self.receipt is not None:
+        return self.proof_now(seconds)
+
+    def proof_now(self, seconds: float) -> Receipt:
+        """The receipt as things stand, after `seconds` of waiting for the end."""
+        if self.over.is_set() and self.receipt is not None:
             return self.receipt
         return self._unconfirmed(f"its work has not ended in {seconds:g} s")
 
@@ -122,7 +133,8 @@ class Running(Generic[EventT, ResultT]):
         failure: BaseException | None = None
         try:
             with self._scope:
-                self._result = await self._work.run(self.emit)
+                if not self._ending:
+                    self._result = await self._work.run(self.emit)
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 self._finish(None)  # The event loop itself goes down: nothing can be asked.
@@ -137,10 +149,18 @@ class Running(Generic[EventT, ResultT]):
 
     async def emit(self, event: EventT) -> None:
         """Hand an event to whoever listens."""
-        if self._tap.open:
-            await self._tap.take(self.id, event)
+        self.events += 1
+        if self._tap.open and not self.ending:
+            with anyio.CancelScope() as offer:
+                self._offers.add(offer)
+                try:
+                    await self._tap.take(self.id, event)
+                finally:
+                    self._offers.remove(offer)
         while not self.ending and not self.buffer.put(event):
             await self._wait_for_room()
+        if self.ending:
+            await checkpoint()  # Work that does nothing but emit is cancelled here.
 
     async def _wait_for_room(self) -> None:
         wanted_elsewhere = self.waiters > 0 or self._tap.open
@@ -160,30 +180,29 @@ class Running(Generic[EventT, ResultT]):
     async def _stop(self) -> Receipt:
         seconds = self.settings.stop_seconds
         reason = self.reason or "its work has failed"
+        why = f"stopping it took longer than {seconds:g} s"
         try:
-            with anyio.CancelScope(shield=True), anyio.fail_after(seconds):
+            with anyio.move_on_after(seconds, shield=True):
                 return await self._work.stop(reason)
-        except TimeoutError:
-            return self._unconfirmed(f"stopping it took longer than {seconds:g} s")
         except Exception as fault:
             logger.exception("stream %s: its work could not be stopped", self.id)
-            return self._unconfirmed(f"stopping it failed: {fault!r}")
+            why = f"stopping it failed: {fault!r}"
+        return self._unconfirmed(why)
 
     def _verdict(self, failure: BaseException | None) -> BaseException | None:
-        """The error it ends with, if any; what it was told to end for beats what came of that."""
-        if self._ending:
-            assert self.receipt is not None
-            return None if self._because is None else self._because(self.receipt)
-        if failure is None or isinstance(failure, asyncio.CancelledError):
-            self.reason = self.reason or "the work was cancelled from inside"
-            return None
-        return failure
+        """The error it ends with, if any: its own, or the one it was told to end with."""
+        if failure is not None and not isinstance(failure, asyncio.CancelledError):
+            return failure
+        if not self._ending:
+            self.reason = "the work was cancelled from inside"
+        assert self.receipt is not None
+        return None if self._because is None else self._because(self.receipt)
 
     def _finish(self, failure: BaseException | None) -> None:
         try:
             if self._result is None:
                 known = failure if isinstance(failure, NnrpSchedError) else None
-                status = "cancelled" if failure is None else "failed"
+                status: StreamStatus = "cancelled" if failure is None else "failed"
                 self._result = self._work.partial(status, known)
             if self.receipt is None:
                 self.receipt = self._result.receipt or Receipt(self.id)

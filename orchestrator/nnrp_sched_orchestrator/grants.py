@@ -1,0 +1,131 @@
+"""Tokens for model calls: waiting for some to be free, and what a call is told of its share."""
+
+from typing import Final
+
+import anyio
+from msgspec import Struct
+
+from nnrp_sched_orchestrator.budget import Account
+
+CALL_TOKENS: Final = 1024
+"""What a call is given at first when it does not say how many tokens it may make."""
+MARGIN: Final = 32
+"""Tokens that a server may be late by in ending a call whose budget is spent: it looks after each
+chunk and every 20 ms, and the engine ends it between two steps."""
+_SMALL: Final = 4 * MARGIN
+"""A share below which the margin would cost too much: it is kept to exactly, and does not grow."""
+
+
+class Settlements:
+    """Tells who waits for tokens that some were given back. One for a whole program."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def tell(self) -> None:
+        """A call was settled."""
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Wait for the next settlement."""
+        if self._event.is_set():
+            self._event = anyio.Event()
+        await self._event.wait()
+
+
+class Terms(Struct, frozen=True):
+    """What a call is told of its share."""
+
+    cap: int | None = None
+    """The most tokens it makes, exact: the engine's own limit."""
+    token_budget: int | None = None
+    """The server's budget for now, which can be raised while it runs; None when the cap is all."""
+
+
+class Grant:
+    """The share of one model call. To be settled once."""
+
+    def __init__(self, account: Account, asked: int | None, tokens: int) -> None:
+        """`tokens` are reserved in `account`, `asked` is what the call itself may make."""
+        self.tokens = tokens
+        self.limited = account.limited
+        """Whether a budget stands behind it, so that it may be cut."""
+        self._account = account
+        self._asked = asked
+        self._settled = False
+        self._cap = tokens if tokens < _SMALL else self._most
+        self._bound_before = self._bound
+        """Where the server would have ended it before it was last extended."""
+
+    @property
+    def _most(self) -> int:
+        """The most it could ever get, if all other calls gave back what they have."""
+        left = [most for most in (self._account.left, self._asked) if most is not None]
+        return min(left, default=self.tokens)
+
+    @property
+    def terms(self) -> Terms:
+        """What the call is told.
+
+        When it has all that it could ever get, and when it has little, its cap says so exactly.
+        Otherwise its budget holds until more is reserved.
+        """
+        if not self.limited:
+            return Terms()
+        if self.tokens >= self._cap:
+            return Terms(self._cap)
+        return Terms(self._cap, self.tokens - MARGIN)
+
+    @property
+    def _bound(self) -> int:
+        return self.tokens if self.tokens >= self._cap else self.tokens - MARGIN
+
+    def cut(self, used: int, reason: str | None) -> bool:
+        """Whether an answer that ended for `reason` with so many tokens was cut by the budget."""
+        if not self.limited or reason != "length":
+            return False
+        return used >= self._bound_before and (self._asked is None or used < self._asked)
+
+    def extend(self, used: int) -> bool:
+        """Reserve more when half of it is used and more is free; whether it has more now."""
+        if not self.limited or self._settled or used * 2 < self.tokens:
+            return False
+        more = min(self.tokens, self._cap - self.tokens, self._account.free or 0)
+        if more <= 0:
+            return False
+        self._bound_before = self._bound
+        self.tokens += self._account.reserve(more)
+        return True
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was settled."""
+        return self._settled
+
+    def settle(self, used: int) -> None:
+        """The call is over and has used so many tokens; the first settlement counts."""
+        if not self._settled:
+            self._settled = True
+            self._account.settle(self.tokens, used)
+
+
+async def grant(
+    account: Account, settlements: Settlements, asked: int | None, *, least: int = 1
+) -> Grant:
+    """Reserve tokens for a call, waiting for settlements while none are free.
+
+    Raises `BudgetExceeded` when none will be. `least` is what the call cannot do without.
+    """
+    while True:
+        tokens = account.reserve(max(least, _first_share(account, asked)), least)
+        if tokens:
+            return Grant(account, asked, tokens)
+        await settlements.wait()
+
+
+def _first_share(account: Account, asked: int | None) -> int:
+    """All that it asks for where there is plenty, else some to begin with."""
+    free = account.free
+    if asked is None or (free is not None and asked > free // 4):
+        return min(CALL_TOKENS, asked or CALL_TOKENS)
+    return asked

@@ -1,0 +1,88 @@
+"""A model call as an agent asks for it, and how its share of tokens gets into its body. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+from nnrp_sched.profile.json_values import is_object
+from nnrp_sched.profile.workflow import Workflow
+from nnrp_sched_orchestrator.grants import Terms
+from nnrp_sched_orchestrator.time_limit import TimeLimit
+
+OnLoss = Literal["fail", "resubmit"]
+"""What becomes of a call whose connection is lost."""
+
+_LENGTHS: Final = ("max_completion_tokens", "max_tokens")
+"""The members of a chat body that limit its output, the first that is set counts."""
+
+
+class ModelRequest(Struct, frozen=True):
+    """What is asked of a model, by whom, and how it is to be treated."""
+
+    body: dict[str, Any]
+    """An OpenAI chat request."""
+    program: str
+    agent: str
+    """The agent's path."""
+    workflow: Workflow = Workflow()
+    """Who asks, for servers that read it; `deadline_ms` is set when the call goes out."""
+    weight: float = 1.0
+    """The program's share of the pool."""
+    priority: int | None = None
+    affinity: str | None = None
+    on_loss: OnLoss = "fail"
+    idempotency_key: str | None = None
+    traceparent: str | None = None
+    limit: TimeLimit | None = None
+    """By when the result is wanted."""
+
+    @property
+    def choices(self) -> int:
+        """How many answers it asks for."""
+        count = self.body.get("n")
+        return count if type(count) is int and count > 0 else 1
+
+    @property
+    def asked(self) -> int | None:
+        """The most output tokens that it may make over all choices; None when it does not say."""
+        for name in _LENGTHS:
+            length = self.body.get(name)
+            if type(length) is int and length > 0:
+                return length * self.choices
+        return None
+
+    def outgoing(self, terms: Terms, model: str | None) -> dict[str, Any]:
+        """The body that goes out: with usage, its share of tokens, and a model if it names none."""
+        body = dict(self.body)
+        if model is not None:
+            body.setdefault("model", model)
+        options = body.get("stream_options")
+        known = options if is_object(options) else {}
+        body["stream_options"] = {**known, "include_usage": True}
+        if terms.cap is not None:
+            name = next((name for name in _LENGTHS if body.get(name)), _LENGTHS[0])
+            body[name] = max(1, terms.cap // self.choices)
+        return body
+
+
+def chat_body(
+    messages: Mapping[str, Any] | Sequence[Mapping[str, Any]] | str,
+    model: str | None,
+    members: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The body of a chat: a whole one, or made of its messages, or of what a user says.
+
+    `model` and `members` are added. Raises `TypeError` for anything else than these.
+    """
+    if isinstance(messages, str):
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": messages}]}
+    elif isinstance(messages, Mapping):
+        body = dict(messages)
+    elif all(isinstance(message, Mapping) for message in messages):
+        body = {"messages": [dict(message) for message in messages]}
+    else:
+        raise TypeError("messages must be a text, a list of messages, or a whole chat body")
+    if model is not None:
+        body["model"] = model
+    return {**body, **members}
