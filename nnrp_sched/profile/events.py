@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from nnrp_sched.errors import ProfileStreamError
 from nnrp_sched.profile.json_values import JsonObject, is_array, is_object
-from nnrp_sched.profile.scheduling import QueueSnapshot
+from nnrp_sched.profile.scheduling import AbortReceipt, QueueSnapshot
 
 Index = Annotated[int, Meta(ge=0)]
 Identity = Annotated[str, Meta(min_length=1)]
@@ -162,6 +162,20 @@ class QueueChanged(Struct, frozen=True, gc=False, tag_field="type", tag="respons
     snapshot: QueueSnapshot
 
 
+class ToolOutputDelta(
+    Struct, frozen=True, gc=False, tag_field="type", tag="response.tool_output.delta"
+):
+    """A piece of what a tool puts out; only `tools.call` of the tools schema sends it."""
+
+    delta: str
+
+
+class ToolStopped(Struct, frozen=True, gc=False, tag_field="type", tag="response.tool_stopped"):
+    """The last event of a `tools.call` that was cancelled: what became of the tool."""
+
+    receipt: AbortReceipt
+
+
 class Unknown(Struct, frozen=True, gc=False):
     """A well-formed event of a type this version does not know; readers ignore it."""
 
@@ -182,6 +196,8 @@ KnownEvent = (
     | Cancelled
     | Diagnostics
     | QueueChanged
+    | ToolOutputDelta
+    | ToolStopped
 )
 Event = KnownEvent | Unknown
 ToolCallEvent = ToolCallStarted | ToolCallDelta | ToolCallCompleted | ToolCallError
