@@ -71,6 +71,13 @@ class Inbox:
             self._waiters.append(waiter)
             await waiter
 
+    async def ended(self) -> None:
+        """Wait for the terminal, and leave everything to whoever reads."""
+        while self._terminal is None:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
     def _notify(self) -> None:
         for waiter in self._waiters:
             if not waiter.done():

@@ -7,6 +7,7 @@ word that does not come: after the server's own `retry_after` one operation trie
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 _NO_TIME_TOLD = 1.0
 """Seconds to wait when a server is pressed and does not say for how long."""
@@ -23,6 +24,21 @@ class Places:
         """Whether nothing starts for now, whatever room there is."""
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._changed: Callable[[], None] | None = None
+
+    @property
+    def taken(self) -> int:
+        """Places in use."""
+        return self._taken
+
+    @property
+    def capacity(self) -> int:
+        """Places there are, by what was granted; while `paused` no further one is to be had."""
+        return self._capacity
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` whenever there may be more room, or the session is lost."""
+        self._changed = changed
 
     async def acquire(self) -> None:
         """Take a place, waiting for one if there is none; to be released later."""
@@ -86,6 +102,8 @@ class Places:
             if not waiter.done():
                 self._taken += 1
                 waiter.set_result(None)
+        if self._changed is not None:
+            self._changed()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -31,6 +31,9 @@ class PoolSettings(Struct, frozen=True):
     backoff_seconds: float = 0.1
     """The first wait before connecting again; each further one is up to twice as long."""
     backoff_limit_seconds: float = 10.0
+    probe_seconds: float = 15.0
+    """How often a server that declares control requests is asked for a sign of life, and how long
+    it has for it; then its connection is given up."""
     abort_seconds: float = 5.0
     """How long a server may take to answer an abort."""
     affinity_limit: int = 4096
@@ -56,6 +59,7 @@ _POSITIVE = (
     "unavailable_seconds",
     "backoff_seconds",
     "backoff_limit_seconds",
+    "probe_seconds",
     "abort_seconds",
     "watches_per_second",
     "watch_seconds",
