@@ -36,9 +36,19 @@ class Credits:
                 session.pressed = True
                 wait = self._admission.load.retry_after_ms
                 self._outbox.put(self._wire.backpressure(session.session_id, retry_after_ms=wait))
-            elif session.pressed is None or (session.pressed and window >= self._enough(session)):
+            elif session.pressed is None or (
+                window >= self._enough(session) and self._holds_back(session)
+            ):
                 session.pressed = False
+                session.told = len(session) + window
                 self._outbox.put(self._wire.credit_update(session.session_id, window))
+
+    def _holds_back(self, session: Session) -> bool:
+        """Whether the client starts nothing more by what it was told.
+
+        That is also so where the rest of the server was busy when it was told, and is no more.
+        """
+        return bool(session.pressed) or len(session) >= session.told
 
     def pause(self, sessions: Iterable[Session]) -> None:
         """The server goes down: nothing starts any more, what runs may end."""

@@ -20,6 +20,8 @@ class Session:
         """Operations that may run in it at once."""
         self.pressed: bool | None = None
         """Whether the client was told that nothing can start; None before it was told anything."""
+        self.told = 0
+        """How many operations at once the client was last told that it may have."""
         self.paused = False
         """Set once the client was told that nothing starts any more."""
         self.priority_class = priority_class

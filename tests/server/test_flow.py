@@ -107,6 +107,25 @@ async def test_words_on_credit_do_not_grow_with_the_operations() -> None:
         ]
 
 
+async def test_a_session_that_was_told_of_little_room_is_told_once_there_is_more() -> None:
+    """It began when others had almost all of the server; it must not stay at that for ever."""
+    async with scripted_server(limits=ServerLimits(max_operations=9)) as served:
+        busy, late = RawPeer(served.dial()), RawPeer(served.dial())
+        session_id = await busy.open()
+        frames = [await busy.submit(session_id, HELD) for _ in range(8)]
+        with anyio.fail_after(SECONDS):
+            while len(served.server.admission) < 8:
+                await anyio.lowlevel.checkpoint()
+        other = await late.open()
+        await late.send(late.wire.negotiate(other, CREDIT))
+        assert await until_words(late, 1) == [("CREDIT_UPDATE", 1)]
+        for frame_id in frames:
+            await busy.send(busy.wire.cancel(session_id, frame_id))
+            await busy.until_terminal(frame_id)
+        await late.submit(other, HELD)
+        assert await until_words(late, 2) == [("CREDIT_UPDATE", 1), ("CREDIT_UPDATE", 8)]
+
+
 async def test_a_server_that_goes_down_tells_that_nothing_starts_any_more() -> None:
     async with scripted_server() as served:
         peer = RawPeer(served.dial())
