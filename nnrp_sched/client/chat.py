@@ -107,6 +107,15 @@ class Chat:
             self._send_cancel(reason)
         return await self.result()
 
+    def ask_cancel(self, reason: str = "") -> None:
+        """Send the CANCEL and go on reading: what still comes, and the terminal that answers it."""
+        self._send_cancel(reason)
+
+    async def ended(self) -> None:
+        """Wait until the terminal has arrived, without reading; returns for one never sent."""
+        if self._submission is not None:
+            await self._submission.inbox.ended()
+
     async def abort(self, reason: str = "") -> Outcome:
         """Like `cancel`, but nothing more is wanted of it, not even what is on its way."""
         if self._submission is None:

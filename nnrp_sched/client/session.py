@@ -49,7 +49,10 @@ class Session:
         # Random start: an operation id must not be guessable from the frame id (wire digest 1.3).
         self._operation_ids = itertools.count(secrets.randbits(_OPERATION_ID_BITS) + 1)
         self._loop = asyncio.get_running_loop()
-        self._lost: ConnectionLost | None = None
+        self.lost: ConnectionLost | None = None
+        """Why nothing can be submitted any more; None while it is open."""
+        self.ended = anyio.Event()
+        """Set once it is lost."""
 
     @property
     def in_flight(self) -> int:
@@ -125,15 +128,15 @@ class Session:
         Progress, credit and retry advice only come after they were negotiated. Raises
         `ConnectionLost` when the session ends or the server does not answer in so many seconds.
         """
-        if self._lost is not None:
-            raise self._lost
+        if self.lost is not None:
+            raise self.lost
         answered = anyio.Event()
         self._outbox.put(self._wire.negotiate(self.session_id, tokens, hard=hard))
         self._agreements.append(answered)
         with anyio.move_on_after(seconds):
             await answered.wait()
-        if self._lost is not None:
-            raise self._lost
+        if self.lost is not None:
+            raise self.lost
         if not answered.is_set():
             raise ConnectionLost(f"the server did not answer the negotiation in {seconds:g} s")
         return self.negotiated
@@ -193,9 +196,9 @@ class Session:
         self, document: bytes, *, newest_only: bool = False, conditions: Conditions = NO_CONDITIONS
     ) -> Submission:
         """Send a document as a new operation, in a place taken before."""
-        if self._lost is not None:
+        if self.lost is not None:
             self.places.release()
-            raise self._lost
+            raise self.lost
         operation_id = next(self._operation_ids)
         try:
             frame_id, data = self._wire.submit(self.session_id, document, operation_id=operation_id)
@@ -244,7 +247,8 @@ class Session:
 
     def close(self) -> None:
         """The session is about to be closed: nothing is submitted any more."""
-        self._lost = ConnectionLost("the session was closed")
+        self.lost = ConnectionLost("the session was closed")
+        self.ended.set()
 
     def deliver(self, frame_id: int, document: bytes) -> None:
         """An event arrived; an operation whose reader lags too far behind is cancelled."""
@@ -282,7 +286,8 @@ class Session:
 
     def lose(self, error: ConnectionLost) -> None:
         """The session ended under its operations: each of them ends with `error`."""
-        self._lost = error
+        self.lost = error
+        self.ended.set()
         for frame_id in list(self._inboxes):
             self.finish(frame_id, error)
         self.places.open()
