@@ -78,10 +78,9 @@ async def orchestra(
             provider=provider,
             connect=lambda name: by_name[name].connect(),
         ) as orchestrator:
-            play = Play(hosts, orchestrator)
-            yield play
-            assert orchestrator.pool.in_flight == 0
-            assert orchestrator.pool.waiting == 0
+            yield Play(hosts, orchestrator)
+        assert orchestrator.pool.in_flight == 0
+        assert orchestrator.pool.waiting == 0
 
 
 @asynccontextmanager
