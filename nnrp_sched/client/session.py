@@ -20,7 +20,7 @@ from nnrp_sched.profile import build_control, build_envelope
 from nnrp_sched.profile.control_bodies import AbortBody, ReprioritizeBody, WatchBody
 from nnrp_sched.profile.events import QueueChanged
 from nnrp_sched.profile.scheduling import AbortReceipt, QueueSnapshot, Reprioritized
-from nnrp_sched.profile.workflow import PRIORITY, WORKFLOW, Workflow
+from nnrp_sched.profile.workflow import IDEMPOTENCY_KEY, PRIORITY, WORKFLOW, Workflow
 from nnrp_sched.transport import Outbox
 from nnrp_sched.wire import ClientConnection, ProgressStage
 
@@ -69,6 +69,7 @@ class Session:
         diagnostics: bool | None = None,
         workflow: Workflow | None = None,
         priority: int | None = None,
+        idempotency_key: str | None = None,
         extensions: Mapping[str, Any] | None = None,
         traceparent: str | None = None,
         deadline: float | None = None,
@@ -80,16 +81,17 @@ class Session:
         `body` is an OpenAI chat request; `stream`, when given, sets its field of that name.
         `timeout_ms` is the server's limit for the whole operation. `workflow` says which program
         and agent asks, `priority` (lower is sooner) counts where the server declares
-        `nnrp.priority`. `extensions` are further keys of the envelope's `nnrp` object.
-        `traceparent` makes the operation a child of that W3C span, of whose trace id the low 64
-        bits travel; raises `ValueError` for a malformed one. By `deadline` the result is wanted,
-        after `expire_at` nobody has a use for it, both in seconds since 1970; it is then dropped
-        and its work stopped. With `token_budget` output tokens it ends as completed, with what was
-        produced. Raises `ValueError` for a time or budget that cannot be one. Nothing is sent
-        before the chat is read.
+        `nnrp.priority`. Another chat with the same `idempotency_key` and body joins the one that
+        runs, or gets its outcome, where the server declares `nnrp.idempotency_key`. `extensions`
+        are further keys of the envelope's `nnrp` object. `traceparent` makes the operation a child
+        of that W3C span, of whose trace id the low 64 bits travel; raises `ValueError` for a
+        malformed one. By `deadline` the result is wanted, after `expire_at` nobody has a use for
+        it, both in seconds since 1970; it is then dropped and its work stopped. With `token_budget`
+        output tokens it ends as completed, with what was produced. Raises `ValueError` for a time
+        or budget that cannot be one. Nothing is sent before the chat is read.
         """
         span = None if traceparent is None else parse_traceparent(traceparent)
-        known = {WORKFLOW: told(workflow), PRIORITY: priority}
+        known = {WORKFLOW: told(workflow), PRIORITY: priority, IDEMPOTENCY_KEY: idempotency_key}
         policy = {name: value for name, value in known.items() if value is not None}
         policy.update(extensions or {})
         fields = dict(body)

@@ -1,7 +1,7 @@
-"""`nnrp.workflow` and `nnrp.priority`: who asks and how urgently (design, decision 9).
+"""`nnrp.workflow`, `nnrp.priority` and `nnrp.idempotency_key`: who asks, how urgently, and again.
 
-Both are declared non-critical extensions of the envelope's `nnrp` object; a server that does not
-know them ignores them.
+All are declared non-critical extensions of the envelope's `nnrp` object (design, decision 9); a
+server that does not know them ignores them.
 """
 
 from typing import Annotated, Any, Final
@@ -13,13 +13,17 @@ from nnrp_sched.profile.errors import profile_error
 
 WORKFLOW: Final = "workflow"
 PRIORITY: Final = "priority"
+IDEMPOTENCY_KEY: Final = "idempotency_key"
 
 MAX_NAME: Final = 256
 """Characters of a program's, agent's or role's name."""
+MAX_KEY: Final = 256
+"""Characters of an idempotency key."""
 PRIORITY_RANGE: Final = (-(2**31), 2**31 - 1)
 """What an engine priority can be; lower is sooner."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 EnginePriority = Annotated[int, Meta(ge=PRIORITY_RANGE[0], le=PRIORITY_RANGE[1])]
 
@@ -51,6 +55,17 @@ def parse_workflow(extensions: dict[str, Any]) -> Workflow:
 def parse_priority(extensions: dict[str, Any]) -> int | None:
     """The priority among the extensions of an envelope. Raises `ProfileError`."""
     found: int | None = _convert(extensions.get(PRIORITY), EnginePriority | None, PRIORITY)
+    return found
+
+
+def parse_idempotency_key(extensions: dict[str, Any]) -> str | None:
+    """The idempotency key among the extensions of an envelope. Raises `ProfileError`.
+
+    Null is refused too: whoever writes the member counts on being recognized.
+    """
+    if IDEMPOTENCY_KEY not in extensions:
+        return None
+    found: str = _convert(extensions[IDEMPOTENCY_KEY], Key, IDEMPOTENCY_KEY)
     return found
 
 

@@ -22,7 +22,7 @@ class Admission:
         self._watchers: set[Callable[[], None]] = set()
         self._max_control_operations = max_control_operations
         self._control_operations = 0
-        self._live: set[str] = set()
+        self._live: dict[str, int] = {}
         self._renamed = itertools.count(1)
         self._sessions = itertools.count()
 
@@ -82,15 +82,22 @@ class Admission:
         request_id = wished
         while request_id in self._live:
             request_id = f"{wished}-{next(self._renamed)}"
-        self._live.add(request_id)
+        self._live[request_id] = 1
         if not self.free:
             self._was_full = True
             self._tell()
         return request_id
 
+    def hold(self, request_id: str) -> None:
+        """Keep an id and its place until they were released once more."""
+        self._live[request_id] += 1
+
     def release(self, request_id: str) -> None:
-        """Give the place back."""
-        self._live.discard(request_id)
+        """Give the place back, or the part of one that is held."""
+        self._live[request_id] -= 1
+        if self._live[request_id]:
+            return
+        del self._live[request_id]
         self.load.released()
         if self._was_full and self.free >= max(1, self.limit // 8):
             self._was_full = False

@@ -11,8 +11,9 @@ from nnrp_sched.profile import Completed
 from nnrp_sched.profile.json_values import is_array, is_object
 from nnrp_sched.wire import BudgetChange, BudgetUpdate
 
-_CUT_SHORT = "abort"
-"""What engines call an answer that was stopped from outside."""
+_CUT_SHORT = ("abort", None)
+"""What engines call an answer that was stopped from outside; nothing where the answer goes on, for
+others, and only this operation's was cut."""
 _SPENT = "length"
 """OpenAI's reason for an answer that reached a number of tokens."""
 
@@ -42,7 +43,7 @@ def spent(completed: Completed) -> Completed:
         return completed
     told = [
         {**choice, "finish_reason": _SPENT}
-        if is_object(choice) and choice.get("finish_reason") == _CUT_SHORT
+        if is_object(choice) and choice.get("finish_reason") in _CUT_SHORT
         else choice
         for choice in choices
     ]

@@ -74,12 +74,15 @@ class Connection:
             clock_us=lambda: int(shared.wall_clock() * 1e6),
         )
         self._sessions: dict[int, Session] = {}
-        principal = Principal(carrier.same_host, self._sessions.keys)
+        identity = "" if carrier.same_host else carrier.peer
+        principal = Principal(carrier.same_host, self._sessions.keys, identity)
         self._intake = Intake(shared, principal, carrier.name, next(shared.connection_ids))
         self._credits = Credits(self._wire, self._outbox, shared.admission)
         self._control = ControlPlane(
             self._wire, self._outbox, self._sessions, shared.engine, shared.wall_clock
         )
+        self._ending = Ending.LOST
+        """What ends the operations that still run when the connection does."""
         self._hello_scope = anyio.CancelScope()
         self._reading = anyio.CancelScope()
         self._tasks: TaskGroup | None = None
@@ -127,7 +130,7 @@ class Connection:
             finally:
                 self._admission.unwatch(self._tell_credit)
                 with anyio.CancelScope(shield=True):
-                    await self._end_operations(Ending.LOST)
+                    await self._end_operations(self._ending)
                     self._outbox.close()
                     await self._carrier.aclose()
                 tasks.cancel_scope.cancel()
@@ -284,3 +287,5 @@ class Connection:
     def _on_end(self, event: ConnectionCloseReceived | ConnectionFailed) -> None:
         if isinstance(event, ConnectionFailed):
             logger.warning("connection over %s failed: %s", self._carrier.name, event.error)
+        else:
+            self._ending = Ending.SESSION  # The peer has said that it leaves.

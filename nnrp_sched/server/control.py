@@ -27,7 +27,7 @@ from nnrp_sched.profile.control_bodies import (
     parse_body,
 )
 from nnrp_sched.profile.events import QueueChanged
-from nnrp_sched.profile.workflow import PRIORITY, WORKFLOW
+from nnrp_sched.profile.workflow import IDEMPOTENCY_KEY, PRIORITY, WORKFLOW
 from nnrp_sched.server.desk import Desk
 from nnrp_sched.server.priority import takes_priorities
 from nnrp_sched.server.terminal import OperationChannel
@@ -122,6 +122,15 @@ _EXTENSIONS: Final = (
             name="nnrp.diagnostics",
             critical=False,
             description="with true, a response.diagnostics event before the terminal",
+        ),
+        False,
+    ),
+    (
+        Extension(
+            name=f"nnrp.{IDEMPOTENCY_KEY}",
+            critical=False,
+            description="a text by which a retry of the same request attaches to the operation "
+            "that runs, or gets the outcome of one that has just ended",
         ),
         False,
     ),

@@ -14,14 +14,22 @@ from nnrp_sched.engine.records import Caller
 from nnrp_sched.errors import ProfileError
 from nnrp_sched.observe.observers import Observers
 from nnrp_sched.observe.record import TraceObservation
-from nnrp_sched.profile import ControlRequest, parse_control, parse_envelope, profile_error
-from nnrp_sched.profile.workflow import parse_workflow
+from nnrp_sched.profile import (
+    ControlRequest,
+    RequestEnvelope,
+    parse_control,
+    parse_envelope,
+    profile_error,
+)
+from nnrp_sched.profile.workflow import parse_idempotency_key, parse_workflow
 from nnrp_sched.server import control
 from nnrp_sched.server.admission import Admission
 from nnrp_sched.server.control_operation import ControlOperation
 from nnrp_sched.server.desk import Desk
 from nnrp_sched.server.directory import Directory
 from nnrp_sched.server.ending import Asked, Ending
+from nnrp_sched.server.engine_calls import EngineCall, OwnCall
+from nnrp_sched.server.key_table import KeyTable
 from nnrp_sched.server.limits import ServerLimits
 from nnrp_sched.server.observation import Observation, Submitted
 from nnrp_sched.server.operation import Operation
@@ -82,6 +90,7 @@ class Shared(Struct, frozen=True):
     limits: ServerLimits
     admission: Admission
     directory: Directory
+    keys: KeyTable
     observers: Observers = Observers()
     wall_clock: Callable[[], float] = time.time
     """Seconds since 1970, as DEADLINE and EXPIRE_AT count."""
@@ -97,6 +106,7 @@ class Intake:
         self, shared: Shared, principal: Principal, transport: str, connection_id: int
     ) -> None:
         self._shared = shared
+        self._principal = principal
         self._connection_id = connection_id
         self._transport = transport
         self._desk = Desk(
@@ -104,6 +114,7 @@ class Intake:
             shared.directory,
             principal,
             abort_seconds=shared.limits.abort_seconds,
+            operations_behind=shared.keys.operations,
         )
 
     def observation(self, event: SubmitReceived, default: TraceObservation | None) -> Observation:
@@ -158,20 +169,18 @@ class Intake:
             return self._control(request, channel)
         shared = self._shared
         workflow = parse_workflow(envelope.extensions)
-        caller = Caller(
-            program=workflow.program,
-            agent=workflow.agent,
-            parent=workflow.parent,
-            operation=operation_name(event.session_id, event.frame_id),
-        )
+        name = operation_name(event.session_id, event.frame_id)
+        caller = Caller(workflow.program, workflow.agent, workflow.parent, name)
         priority = submit_priority(envelope, session_class, shared.engine.description)
         derived = f"nnrp-{event.operation_id}-{event.frame_id}"
         request_id = shared.admission.admit(envelope.request_id or derived)
+        call: EngineCall | None = None
         try:
+            call = self._engine_call(envelope, request_id, name)
             operation = Operation(
                 request_id,
                 envelope,
-                shared.engine,
+                call,
                 channel,
                 caller=caller,
                 priority=priority,
@@ -181,14 +190,28 @@ class Intake:
             observation.admitted(request_id, caller, envelope.body)
             shared.directory.add(operation)
         except Exception:
+            if call is not None:
+                call.close()
             shared.admission.release(request_id)
             raise
 
         def release() -> None:
             shared.directory.remove(operation)
+            operation.call.close()
             shared.admission.release(request_id)
 
         return Admitted(operation, release)
+
+    def _engine_call(self, envelope: RequestEnvelope, request_id: str, name: str) -> EngineCall:
+        """The call of the request's key, or without one a call of its own."""
+        key = parse_idempotency_key(envelope.extensions)
+        shared = self._shared
+        if key is None:
+            return OwnCall(shared.engine, request_id, name)
+        principal = self._principal.identity
+        return shared.keys.attach(
+            principal, key, envelope.body, request_id=request_id, operation=name
+        )
 
     def _control(self, request: ControlRequest, channel: OperationChannel) -> Admitted:
         admission = self._shared.admission

@@ -14,7 +14,6 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from nnrp_sched.engine.port import Engine
 from nnrp_sched.engine.records import AbortReceipt, Caller, ChatCall, Reprioritized, RequestState
 from nnrp_sched.errors import BackendError, ProfileError, ProfileStreamError
 from nnrp_sched.profile import (
@@ -29,7 +28,7 @@ from nnrp_sched.profile import (
 from nnrp_sched.server.budget_watch import BudgetWatch
 from nnrp_sched.server.cancellation import is_our_cancellation
 from nnrp_sched.server.ending import OVERRIDING, Asked, Ending, Silent
-from nnrp_sched.server.engine_calls import ask_abort, completed
+from nnrp_sched.server.engine_calls import EngineCall, ask_abort, completed
 from nnrp_sched.server.farewell import take_leave
 from nnrp_sched.server.observation import Observation
 from nnrp_sched.server.priority_wishes import PriorityWishes
@@ -54,7 +53,7 @@ class Operation:
         self,
         request_id: str,
         envelope: RequestEnvelope,
-        engine: Engine,
+        call: EngineCall,
         channel: OperationChannel,
         *,
         caller: Caller,
@@ -63,30 +62,28 @@ class Operation:
         observation: Observation,
     ) -> None:
         self.request_id = request_id
-        """The engine's handle: unique in this server while the operation runs."""
+        """Unique in this server while the operation runs; the engine's handle of its own call."""
+        self.call = call
         self.caller = caller
         self.receipt: AbortReceipt | None = None
         """What the engine said to the abort, once it was asked and has answered."""
         self.observation = observation
         self._priority = priority
         self._envelope = envelope
-        self._engine = engine
         self._channel = channel
         self._abort_seconds = abort_seconds
         self._ending: Ending | None = None
         self._diagnostic = ""
         self.times = TimeLimits(self.stop)
         """By when it has to end."""
-        self.budget = BudgetWatch(
-            lambda: engine.tokens(request_id), lambda: self.stop(Ending.BUDGET)
-        )
+        self.budget = BudgetWatch(call.tokens, lambda: self.stop(Ending.BUDGET))
         self._progress = Progress(channel.send_progress)
         self._ended = False
         """The engine call is through: nothing can be stopped any more."""
         self._tasks: TaskGroup | None = None
         self._call_scope = anyio.CancelScope()
         self._abort_done: anyio.Event | None = None
-        self._wishes = PriorityWishes(engine, self.name)
+        self._wishes = PriorityWishes(call, self.name)
 
     @property
     def name(self) -> str:
@@ -113,16 +110,16 @@ class Operation:
                 self._call_scope.cancel()
         if first and self._tasks is not None:
             self._abort_done = anyio.Event()
-            self._tasks.start_soon(self._abort_call, self._abort_done)
+            self._tasks.start_soon(self._abort_call, self._abort_done, ending)
         elif first:
-            self._withhold()
+            self._withhold(ending)
 
     def claim_abort(self) -> bool:
         """End the operation because a control request asked for it.
 
-        True when it is the caller's to ask the engine, and then to call `settle_abort` whatever
-        the engine does: many operations are aborted by one call, so that none of them gets the
-        place of another. False when the engine does not have the call, or was asked already.
+        True when it is the caller's to ask the engine, and then to call `settle_abort` whatever it
+        does: many operations are aborted by one call, so that none of them gets the place of
+        another. False when it does not have the call, was asked already, or goes on for others.
         """
         if self._ended or self._ending is not None:
             return False
@@ -130,20 +127,23 @@ class Operation:
         self._channel.discard()
         self.observation.abort_began(Ending.REQUESTED)
         if self._tasks is None:
-            self._withhold()
+            self._withhold(Ending.REQUESTED)
             return False
         self._abort_done = anyio.Event()
-        return True
+        if (receipt := self.call.claim(Ending.REQUESTED)) is not None:
+            self.settle_abort(receipt)
+        return receipt is None
 
-    def _withhold(self) -> None:
-        """No call is running yet, and none will: there is nothing to tell the engine."""
+    def _withhold(self, ending: Ending) -> None:
+        """No call of its own is running yet, and none will: there is nothing to ask the engine."""
         if not self._ended:
-            self.receipt = AbortReceipt(self.name, "admitting", True, True, 0, 0.0)
+            receipt = self.call.withhold(ending)
+            self.receipt = receipt or AbortReceipt(self.name, "admitting", True, True, 0, 0.0)
             self.observation.abort_ended(self.receipt)
         self._call_scope.cancel()
 
     def settle_abort(self, receipt: AbortReceipt | None) -> None:
-        """Hand in the engine's receipt for a claimed abort; None when it gave none in time."""
+        """Hand in the receipt for a claimed abort; None when the engine gave none in time."""
         assert self._abort_done is not None
         self.receipt = receipt
         self.observation.abort_ended(receipt)
@@ -165,7 +165,7 @@ class Operation:
         if self._tasks is None and not self._ended:
             self._priority = priority
             return Reprioritized(self.name, applied=True, reason="applied")
-        return await self._engine.reprioritize(self.name, priority)
+        return await self.call.reprioritize(priority)
 
     def update_priority(self, priority: int, refused: Callable[[str], None]) -> None:
         """PRIORITY_UPDATE: like `reprioritize`, where only the last of several wishes counts.
@@ -240,7 +240,7 @@ class Operation:
             try:
                 if body.get("stream") is True:
                     return await self._stream(call, mapper)
-                return completed(await self._engine.complete(call))
+                return completed(await self.call.complete(call))
             except BackendError as error:
                 return backend_profile_error(error)
             except ProfileStreamError as error:
@@ -255,7 +255,7 @@ class Operation:
 
     async def _stream(self, call: ChatCall, mapper: ChatMapper) -> Verdict:
         """Send the events of a streaming call; its completion, or nothing when ended early."""
-        async with aclosing(self._engine.stream(call)) as chunks:
+        async with aclosing(self.call.stream(call)) as chunks:
             async for chunk in chunks:
                 if self._ending not in _GOING_ON:
                     # The engine has the abort, and ends the call with its receipt on the way.
@@ -279,10 +279,10 @@ class Operation:
         if self._ending is None:
             self._progress.moved(state)
 
-    async def _abort_call(self, done: anyio.Event) -> None:
+    async def _abort_call(self, done: anyio.Event, ending: Ending) -> None:
         """Ask the engine to stop the call, then stop waiting for it."""
         try:
-            self.receipt = await ask_abort(self._engine, self.request_id, self._abort_seconds)
+            self.receipt = await ask_abort(self.call, ending, self._abort_seconds)
         finally:
             self.observation.abort_ended(self.receipt)
             if self._ending is Ending.BUDGET:

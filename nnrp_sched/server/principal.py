@@ -25,6 +25,9 @@ class Principal(Struct, frozen=True):
     operator: bool
     session_ids: Callable[[], Collection[int]]
     """The connection's sessions now."""
+    identity: str = ""
+    """The same for all connections of one peer: empty for whoever operates the server, else the
+    client's certificate or its host (`transport.Carrier.peer`)."""
 
     def owns(self, name: str) -> bool:
         """Whether an NNRP operation is this connection's."""

@@ -7,8 +7,8 @@ from typing import Final
 
 from anyio.abc import TaskGroup
 
-from nnrp_sched.engine.port import Engine
 from nnrp_sched.server.cancellation import is_our_cancellation
+from nnrp_sched.server.engine_calls import EngineCall
 
 logger = logging.getLogger(__name__)
 
@@ -19,9 +19,9 @@ _REFUSALS: Final = frozenset({"policy_fcfs", "unsupported"})
 class PriorityWishes:
     """Asks the engine one at a time, whatever comes meanwhile."""
 
-    def __init__(self, engine: Engine, name: str) -> None:
+    def __init__(self, call: EngineCall, name: str) -> None:
         """`name` is the operation's id as users see it."""
-        self._engine = engine
+        self._call = call
         self._name = name
         self._priority = 0
         self._updating = False
@@ -38,7 +38,7 @@ class PriorityWishes:
             wished: int | None = None
             while wished != self._priority:
                 wished = self._priority
-                done = await self._engine.reprioritize(self._name, wished)
+                done = await self._call.reprioritize(wished)
                 if done.reason in _REFUSALS:
                     refused(done.reason)
         except (Exception, asyncio.CancelledError) as error:

@@ -13,6 +13,7 @@ from nnrp_sched.server.admission import Admission
 from nnrp_sched.server.connection import Connection
 from nnrp_sched.server.directory import Directory
 from nnrp_sched.server.intake import Shared
+from nnrp_sched.server.key_table import KeyTable
 from nnrp_sched.server.limits import ServerLimits
 from nnrp_sched.transport import (
     Carrier,
@@ -46,11 +47,13 @@ class Server:
         self.limits = limits or ServerLimits()
         self.admission = Admission(self.limits.max_operations, self.limits.max_control_operations)
         self.directory = Directory()
+        self.keys = KeyTable(self.engine, self.admission, self.limits)
         self._shared = Shared(
             self.engine,
             self.limits,
             self.admission,
             self.directory,
+            self.keys,
             Observers(observers),
             token=self._security.token_bytes,
         )
@@ -109,6 +112,7 @@ class Server:
         async with anyio.create_task_group() as tasks:
             for connection in list(self._connections):
                 tasks.start_soon(connection.drain, wait)
+        await self.keys.aclose()
 
 
 @asynccontextmanager

@@ -30,6 +30,15 @@ class Carrier(Protocol):
         ...
 
     @property
+    def peer(self) -> str:
+        """Who is at the other end, the same for all its connections.
+
+        A fingerprint of the certificate that was asked for and verified, else the host's address;
+        empty where there is neither.
+        """
+        ...
+
+    @property
     def problem(self) -> str:
         """Why the stream ended, where the carrier knows more than that it did; else empty."""
         ...

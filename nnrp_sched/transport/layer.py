@@ -30,6 +30,11 @@ class Layer(Protocol):
         """Whether the peer has proven, in this layer, that it may come in."""
         ...
 
+    @property
+    def identity(self) -> str:
+        """Who the peer has proven to be, in this layer; empty where it proves none."""
+        ...
+
     def receive(self, data: bytes) -> bytes:
         """Take bytes from below; what they hold for above. Never raises for the peer's doings."""
         ...
@@ -68,6 +73,11 @@ class Layers:
     def authenticated(self) -> bool:
         """Whether the peer has proven in one of them that it may come in."""
         return any(layer.authenticated for layer in self._layers)
+
+    @property
+    def identity(self) -> str:
+        """Who the peer has proven to be in one of them; empty where it has not."""
+        return next((layer.identity for layer in self._layers if layer.identity), "")
 
     def receive(self, data: bytes) -> bytes:
         """Take bytes of the socket; what they hold for the carrier."""

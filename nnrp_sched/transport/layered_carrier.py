@@ -29,6 +29,11 @@ class LayeredCarrier(SocketCarrier):
         return self._layers.authenticated
 
     @property
+    def peer(self) -> str:
+        """Who a layer has made sure that the peer is, else its host."""
+        return self._layers.identity or super().peer
+
+    @property
     def problem(self) -> str:
         """What went wrong in a layer."""
         return self._layers.problem

@@ -82,6 +82,10 @@ class _MemoryCarrier:
         return self._same_host  # Nothing but this process can be at the other end.
 
     @property
+    def peer(self) -> str:
+        return "memory"
+
+    @property
     def problem(self) -> str:
         return ""
 

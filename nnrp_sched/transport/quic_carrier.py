@@ -73,6 +73,12 @@ class QuicCarrier(QuicConnectionProtocol):
         return False
 
     @property
+    def peer(self) -> str:
+        """The peer's host."""
+        peer = self._quic.get_peer_address()
+        return "" if peer is None else str(peer[0])
+
+    @property
     def problem(self) -> str:
         """Why the connection or its stream ended early."""
         return self._problem

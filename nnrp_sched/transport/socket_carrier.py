@@ -67,6 +67,14 @@ class SocketCarrier(asyncio.Protocol):
         return self._name == "unix"
 
     @property
+    def peer(self) -> str:
+        """The peer's host; empty for a unix socket, which has none."""
+        if self._name == "unix":
+            return ""
+        peer = self.transport.get_extra_info("peername")
+        return "" if peer is None else str(peer[0])
+
+    @property
     def problem(self) -> str:
         """Empty: a bare socket just ends."""
         return ""

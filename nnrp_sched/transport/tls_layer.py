@@ -1,5 +1,6 @@
 """TLS as a layer, over OpenSSL's memory buffers."""
 
+import hashlib
 import ssl
 from contextlib import suppress
 from typing import Final
@@ -48,6 +49,14 @@ class TlsLayer:
     def authenticated(self) -> bool:
         """Whether the peer is a client with a certificate that was asked for and verified."""
         return self._ready and self._asks_for_certificate
+
+    @property
+    def identity(self) -> str:
+        """The fingerprint of the client's certificate, where one was asked for."""
+        if not self.authenticated:
+            return ""
+        certificate = self._tls.getpeercert(binary_form=True)
+        return f"sha256:{hashlib.sha256(certificate).hexdigest()}" if certificate else ""
 
     def receive(self, data: bytes) -> bytes:
         """Decrypt."""

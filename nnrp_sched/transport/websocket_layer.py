@@ -75,6 +75,11 @@ class WebSocketLayer(ABC):
     def authenticated(self) -> bool:
         """Whether the peer brought the token in its request."""
 
+    @property
+    def identity(self) -> str:
+        """Empty: a token says that somebody may come in, not who it is."""
+        return ""
+
     def receive(self, data: bytes) -> bytes:
         """The packets of the messages that are complete."""
         if not data:

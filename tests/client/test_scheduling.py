@@ -140,12 +140,17 @@ async def test_a_watch_that_the_server_refuses_raises_instead_of_ending() -> Non
     assert exchange.request["body"] == {"per_second": 3.0}
 
 
-async def test_workflow_and_priority_ride_in_the_envelope_beside_other_extensions() -> None:
+async def test_workflow_priority_and_key_ride_in_the_envelope_beside_other_extensions() -> None:
     async def chat(session: Session) -> Any:
         asked = Workflow(program="p", agent="a", step=2)
         extensions = {"mine": 1}
         return await session.chat(
-            body(), workflow=asked, priority=-2, timeout_ms=5, extensions=extensions
+            body(),
+            workflow=asked,
+            priority=-2,
+            idempotency_key="once",
+            timeout_ms=5,
+            extensions=extensions,
         ).result()
 
     exchange = Exchange()
@@ -153,6 +158,7 @@ async def test_workflow_and_priority_ride_in_the_envelope_beside_other_extension
     assert exchange.request["nnrp"] == {
         "workflow": {"program": "p", "agent": "a", "step": 2},
         "priority": -2,
+        "idempotency_key": "once",
         "mine": 1,
         "timeout_ms": 5,
     }

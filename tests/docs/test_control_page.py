@@ -43,3 +43,16 @@ def test_the_bounds_are_the_servers(name: str) -> None:
     assert ServerLimits().slow_reader_seconds == 10
     assert "256 KiB" in PAGE
     assert "10 seconds" in PAGE
+
+
+def test_the_bounds_of_keys_are_the_servers() -> None:
+    limits, text = ServerLimits(), " ".join(PAGE.split())
+    mebibyte = 1024 * 1024
+    assert (limits.key_seconds, limits.key_grace_seconds) == (60, 2)
+    assert "within the last 60 seconds" in text
+    assert "goes on for 2 seconds" in text
+    assert f"{limits.max_keys_per_principal} keys of one principal" in text
+    assert f"{limits.max_keys} in all" in text
+    assert f"{limits.key_answer_bytes // mebibyte} MiB of one answer" in text
+    assert f"{limits.key_bytes_per_principal // mebibyte} MiB of a principal's" in text
+    assert f"{limits.key_bytes // mebibyte} MiB of all" in text

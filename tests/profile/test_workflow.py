@@ -1,4 +1,4 @@
-"""`nnrp.workflow` and `nnrp.priority` in an envelope."""
+"""`nnrp.workflow`, `nnrp.priority` and `nnrp.idempotency_key` in an envelope."""
 
 from typing import Any
 
@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from nnrp_sched.errors import ProfileError
 from nnrp_sched.profile.workflow import (
+    MAX_KEY,
     MAX_NAME,
     PRIORITY_RANGE,
     Workflow,
+    parse_idempotency_key,
     parse_priority,
     parse_workflow,
 )
@@ -64,6 +66,19 @@ def test_a_priority_is_a_32_bit_integer(value: Any) -> None:
     assert caught.value.code == "invalid_nnrp_policy"
 
 
+@pytest.mark.parametrize("key", ["k", "k" * MAX_KEY, "ключ 鍵 \0"])
+def test_a_key_is_any_text_of_1_to_256_characters(key: str) -> None:
+    assert parse_idempotency_key({"idempotency_key": key}) == key
+    assert parse_idempotency_key({}) is None
+
+
+@pytest.mark.parametrize("value", ["", "k" * (MAX_KEY + 1), None, 1, True, ["k"], {"k": "k"}])
+def test_what_is_no_key_is_refused_and_not_passed_over(value: Any) -> None:
+    with pytest.raises(ProfileError, match=r"nnrp\.idempotency_key") as caught:
+        parse_idempotency_key({"idempotency_key": value})
+    assert caught.value.code == "invalid_nnrp_policy"
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -72,11 +87,12 @@ JSON = st.recursive(
 MEMBERS = st.sampled_from(["program", "agent", "parent", "step", "deadline_ms"])
 
 
-@given(JSON | st.dictionaries(MEMBERS, JSON), JSON)
-def test_no_value_raises_anything_else(workflow: Any, priority: Any) -> None:
+@given(JSON | st.dictionaries(MEMBERS, JSON), JSON, JSON)
+def test_no_value_raises_anything_else(workflow: Any, priority: Any, key: Any) -> None:
     for parse, name, value in (
         (parse_workflow, "workflow", workflow),
         (parse_priority, "priority", priority),
+        (parse_idempotency_key, "idempotency_key", key),
     ):
         try:
             parse({name: value})

@@ -15,6 +15,7 @@ class StubCarrier:
 
     name = "stub"
     same_host = True
+    peer = ""
     authenticated = True
     problem = ""
 
