@@ -16,12 +16,13 @@ COMMANDS: dict[str, str] = {
     "ps": "Show what runs and waits in a server's engine.",
     "cancel": "End operations in a server's engine, with receipts.",
     "capabilities": "Print a server's capability document.",
+    "tool-host": "Run the tools of a Python module for agents that connect.",
     "conformance": "Try a server with the recipes of openai-compatible/1.",
     "doctor": "Check what is installed and say what to do about it.",
     "demo": "Start vLLM with the embedded model and chat with it, several times at once.",
     "model": "Prepare the embedded model.",
 }
-"""Every command with its line in `--help`; the module of the same name holds it."""
+"""Every command with its line in `--help`; the module of the same name holds it (- as _)."""
 
 _VARIABLES = "NNRP_SCHED"
 """How the variables of all flags begin."""
@@ -36,13 +37,14 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"nnrp_sched.cli.{cmd_name}").command
+        name = cmd_name.replace("-", "_")
+        command = import_module(f"nnrp_sched.cli.{name}").command
         assert isinstance(command, click.Command)
         for option in command.params:
             if isinstance(option, click.Option):
                 # By itself click names it after the parameter, which is not always the flag.
                 flag = max(option.opts, key=len).strip("-").replace("-", "_")
-                option.envvar = f"{_VARIABLES}_{cmd_name}_{flag}".upper()
+                option.envvar = f"{_VARIABLES}_{name}_{flag}".upper()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -11,6 +11,7 @@ from anyio.abc import TaskStatus
 
 from nnrp_sched.cli.observers import MetricsAddress, watching
 from nnrp_sched.engine.port import Engine
+from nnrp_sched.engine.tool_port import ToolHost
 from nnrp_sched.errors import EngineLost, StartError
 from nnrp_sched.observe.observers import Observer
 from nnrp_sched.server import Server, ServerLimits, serve
@@ -55,13 +56,15 @@ async def serve_until_stopped(
     observe_http: Callable[[Observer], None] | None = None,
     security: ServerSecurity,
     metrics: MetricsAddress | None = None,
+    tool_host: ToolHost | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; the first one drains, a second one aborts.
 
     Writes the readiness line, one JSON object, to `stdout`. Raises `StartError` when an endpoint
     cannot be opened or that line cannot be written, `SecurityError` when an endpoint must not be
     opened and `EngineLost` when the engine ends first. Each operation is observed, and through
-    `observe_http` those beside NNRP too; `metrics` is where /metrics is served.
+    `observe_http` those beside NNRP too; `metrics` is where /metrics is served, `tool_host`
+    has the tools of this server.
     """
     stop = _Stop()
     async with contextlib.AsyncExitStack() as stack:
@@ -72,7 +75,7 @@ async def serve_until_stopped(
             observe_http(watch.observers)
         tasks = await stack.enter_async_context(background_tasks())
         server = await stack.enter_async_context(
-            serve(engine, endpoints, limits, [watch.observers], security)
+            serve(engine, endpoints, limits, [watch.observers], security, tool_host)
         )
         await tasks.start(stop.on_signals)
         if engine_failed is not None:

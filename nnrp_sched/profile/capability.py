@@ -53,11 +53,12 @@ class CapabilityDocument(Struct, frozen=True):
 def capability_document(
     models: Iterable[str], tool_calls: bool, extensions: Iterable[Extension] = ()
 ) -> CapabilityDocument:
-    """The document of a Level 1 server.
+    """The document of a Level 1 server; without models it serves no chats, and no level.
 
     `tool_calls` is whether the engine can produce them. Only what works is declared: `extensions`
     is the caller's to know.
     """
+    served = tuple(Model(id=model) for model in models)
     chat = Operation(
         name=CHAT_COMPLETIONS,
         streaming=True,
@@ -68,8 +69,8 @@ def capability_document(
     return CapabilityDocument(
         profile=PROFILE,
         schema_version=SCHEMA_VERSION,
-        compatibility_levels=(1,),
-        operations=(chat,),
-        models=tuple(Model(id=model) for model in models),
+        compatibility_levels=(1,) if served else (),
+        operations=(chat,) if served else (),
+        models=served,
         extensions=tuple(extensions),
     )

@@ -3,7 +3,7 @@
 Level 1 of the profile never depends on them (design, decision 10).
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 import anyio
@@ -35,20 +35,23 @@ from nnrp_sched.server.terminal import OperationChannel
 Answer = Callable[[Desk, Any], Awaitable[dict[str, Any]]]
 
 
-def capabilities(engine: Engine) -> dict[str, Any]:
-    """The capability document of what `engine` serves, as plain JSON values."""
+def capabilities(engine: Engine, further: Iterable[Extension] = ()) -> dict[str, Any]:
+    """The capability document of what `engine` serves, as plain JSON values.
+
+    `further` are the extensions that do not come from the engine.
+    """
     description = engine.description
     prioritized = takes_priorities(description)
     document = capability_document(
         description.models,
         tool_calls=description.tool_calls,
-        extensions=[each for each, needs in _EXTENSIONS if prioritized or not needs],
+        extensions=[*(each for each, needs in _EXTENSIONS if prioritized or not needs), *further],
     )
     return document.to_builtins()
 
 
 async def _capabilities(desk: Desk, _body: Nothing) -> dict[str, Any]:
-    return capabilities(desk.engine)
+    return capabilities(desk.engine, desk.extensions)
 
 
 async def _snapshot(desk: Desk, _body: Nothing) -> dict[str, Any]:

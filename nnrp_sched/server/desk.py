@@ -14,6 +14,7 @@ from nnrp_sched.engine.records import (
     QueueSnapshot,
     Reprioritized,
 )
+from nnrp_sched.profile import Extension
 from nnrp_sched.profile.control_bodies import AbortBody
 from nnrp_sched.server.cancellation import is_our_cancellation
 from nnrp_sched.server.directory import Directory
@@ -34,13 +35,16 @@ class Desk:
         *,
         abort_seconds: float,
         operations_behind: Callable[[str], Sequence[str]] = lambda _name: (),
+        extensions: Sequence[Extension] = (),
     ) -> None:
         """`abort_seconds` bounds how long operations wait for the engine to confirm their abort.
 
         `operations_behind` gives the operations that share a call, by the name the engine has for
-        it; none for a call that is one operation's.
+        it; none for a call that is one operation's. `extensions` are what the server declares
+        beyond what its engine can do.
         """
         self.engine = engine
+        self.extensions = extensions
         self._directory = directory
         self._principal = principal
         self._abort_seconds = abort_seconds

@@ -37,6 +37,7 @@ from nnrp_sched.server.principal import Principal, operation_name
 from nnrp_sched.server.priority import submit_priority
 from nnrp_sched.server.terminal import FAULT, OperationChannel
 from nnrp_sched.server.time_limits import TimeLimits
+from nnrp_sched.server.tool_calls import ToolCalls
 from nnrp_sched.server.trace import OperationTrace
 from nnrp_sched.wire import SubmitReceived, TraceContext
 
@@ -91,6 +92,7 @@ class Shared(Struct, frozen=True):
     admission: Admission
     directory: Directory
     keys: KeyTable
+    tools: ToolCalls
     observers: Observers = Observers()
     wall_clock: Callable[[], float] = time.time
     """Seconds since 1970, as DEADLINE and EXPIRE_AT count."""
@@ -115,6 +117,7 @@ class Intake:
             principal,
             abort_seconds=shared.limits.abort_seconds,
             operations_behind=shared.keys.operations,
+            extensions=shared.tools.extensions,
         )
 
     def observation(self, event: SubmitReceived, default: TraceObservation | None) -> Observation:
@@ -162,11 +165,10 @@ class Intake:
         except ProfileError as error:
             if error.code != "unsupported_schema_version":
                 raise
-            request = parse_control(event.document, control.OPERATIONS)
-            if request is None:
+            own = self._own(event, channel, observation)
+            if own is None:
                 raise
-            observation.withdraw()
-            return self._control(request, channel)
+            return own
         shared = self._shared
         workflow = parse_workflow(envelope.extensions)
         name = operation_name(event.session_id, event.frame_id)
@@ -212,6 +214,23 @@ class Intake:
         return shared.keys.attach(
             principal, key, envelope.body, request_id=request_id, operation=name
         )
+
+    def _own(
+        self, event: SubmitReceived, channel: OperationChannel, observation: Observation
+    ) -> Admitted | None:
+        """The operation of a request of this project's own schemas; None when it is none."""
+        request = parse_control(event.document, control.OPERATIONS)
+        if request is not None:
+            observation.withdraw()
+            return self._control(request, channel)
+        shared = self._shared
+        asked = shared.tools.request(event.document)
+        if asked is None:
+            return None
+        observation.withdraw()
+        name = operation_name(event.session_id, event.frame_id)
+        seconds = shared.limits.abort_seconds
+        return Admitted(*shared.tools.operation(asked, channel, name, stop_seconds=seconds))
 
     def _control(self, request: ControlRequest, channel: OperationChannel) -> Admitted:
         admission = self._shared.admission

@@ -18,6 +18,8 @@ class ServerLimits(Struct, frozen=True):
     max_control_operations: int = 256
     """Control requests running at once in the whole server, apart from the others: a full server
     can still be looked at and relieved."""
+    max_tool_calls: int = 64
+    """Tool calls running at once in the whole server."""
     send_queue_bytes: int = 256 * 1024
     """Bytes waiting for one connection's peer before further events wait with their operations."""
     operation_queue_bytes: int = 256 * 1024

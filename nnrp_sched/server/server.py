@@ -8,6 +8,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from nnrp_sched.engine.port import Engine
+from nnrp_sched.engine.tool_port import ToolHost
 from nnrp_sched.observe.observers import Observer, Observers
 from nnrp_sched.server.admission import Admission
 from nnrp_sched.server.connection import Connection
@@ -15,6 +16,7 @@ from nnrp_sched.server.directory import Directory
 from nnrp_sched.server.intake import Shared
 from nnrp_sched.server.key_table import KeyTable
 from nnrp_sched.server.limits import ServerLimits
+from nnrp_sched.server.tool_calls import ToolCalls
 from nnrp_sched.transport import (
     Carrier,
     Endpoint,
@@ -37,10 +39,12 @@ class Server:
         limits: ServerLimits | None = None,
         observers: Iterable[Observer] = (),
         security: ServerSecurity | None = None,
+        tool_host: ToolHost | None = None,
     ) -> None:
         """`observers` are told of each chat that has ended; `security` guards the endpoints.
 
-        Raises `SecurityError` for a token that cannot be one.
+        `tool_host` runs the tools that clients may call, if there are to be any. Raises
+        `SecurityError` for a token that cannot be one.
         """
         self._security = security or ServerSecurity()
         self.engine = engine
@@ -48,12 +52,14 @@ class Server:
         self.admission = Admission(self.limits.max_operations, self.limits.max_control_operations)
         self.directory = Directory()
         self.keys = KeyTable(self.engine, self.admission, self.limits)
+        self.tools = ToolCalls(tool_host, self.limits.max_tool_calls)
         self._shared = Shared(
             self.engine,
             self.limits,
             self.admission,
             self.directory,
             self.keys,
+            self.tools,
             Observers(observers),
             token=self._security.token_bytes,
         )
@@ -122,13 +128,14 @@ async def serve(
     limits: ServerLimits | None = None,
     observers: Iterable[Observer] = (),
     security: ServerSecurity | None = None,
+    tool_host: ToolHost | None = None,
 ) -> AsyncGenerator[Server, None]:
     """Serve `engine` on `endpoints` while the block runs; the rest is as for `Server`.
 
     Leaving the block ends what still runs at once; call `Server.drain` first to let it finish.
     Raises `StartError` when an endpoint cannot be opened, and `SecurityError` when it must not be.
     """
-    server = Server(engine, limits, observers, security)
+    server = Server(engine, limits, observers, security, tool_host)
     async with background_tasks() as tasks:
         try:
             for endpoint in endpoints:

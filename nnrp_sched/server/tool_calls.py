@@ -1,16 +1,16 @@
 """The tools that a server hosts: what may be called, and how many calls run at once."""
 
+import logging
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from nnrp_sched.engine.tool_port import ToolHost
-from nnrp_sched.errors import ProfileError
 from nnrp_sched.profile import Completed, Extension, profile_error
 from nnrp_sched.profile.control_bodies import Nothing, parse_body
 from nnrp_sched.profile.own_requests import OwnRequest
 from nnrp_sched.profile.tools import (
-    TOOLS_CALL,
     TOOLS_LIST,
     TOOLS_OPERATIONS,
     TOOLS_SCHEMA,
@@ -18,6 +18,10 @@ from nnrp_sched.profile.tools import (
     ToolList,
     parse_tools,
 )
+from nnrp_sched.server.terminal import OperationChannel
+from nnrp_sched.server.tool_operation import Answered, ToolOperation
+
+logger = logging.getLogger(__name__)
 
 TOOLS_EXTENSION: Final = Extension(
     name=TOOLS_SCHEMA,
@@ -54,16 +58,29 @@ class ToolCalls:
             )
         return request
 
-    def listed(self, request: OwnRequest) -> Completed | None:
-        """The answer to tools.list; None for a call. Raises `ProfileError`."""
-        if request.operation != TOOLS_LIST:
-            return None
-        parse_body(request.body, Nothing)
-        return Completed(body=msgspec.to_builtins(ToolList(self._tools.tools)))
+    def operation(
+        self, request: OwnRequest, channel: OperationChannel, name: str, *, stop_seconds: float
+    ) -> tuple[ToolOperation | Answered, Callable[[], None]]:
+        """The operation of a request, and what gives its place back. Raises `ProfileError`.
 
-    def asked(self, request: OwnRequest) -> CallBody:
-        """The call that is asked for; raises `ProfileError` for one that cannot be made."""
-        assert request.operation == TOOLS_CALL
+        `name` is its id as users see it; a tool has `stop_seconds` to be gone when it is stopped.
+        """
+        if request.operation == TOOLS_LIST:
+            parse_body(request.body, Nothing)
+            listed = Completed(body=msgspec.to_builtins(ToolList(self._tools.tools)))
+            return Answered(listed, channel), _nothing
+        asked = self._asked(request)
+        call = self._tools.call(asked)
+        if self._running >= self._max_calls:
+            raise profile_error(
+                "adapter_operation_limit",
+                f"this server runs {self._max_calls} tool calls at once; retry later",
+            )
+        self._running += 1
+        logger.info("tool call %s: %s, the caller's %s", name, asked.name, asked.call_id)
+        return ToolOperation(name, call, channel, stop_seconds=stop_seconds), self._release
+
+    def _asked(self, request: OwnRequest) -> CallBody:
         asked = parse_body(request.body, CallBody)
         names = [each.name for each in self._tools.tools]
         if asked.name not in names:
@@ -73,17 +90,7 @@ class ToolCalls:
             )
         return asked
 
-    def admit(self) -> None:
-        """Take a place for a call; raises `ProfileError` when all are taken."""
-        if self._running >= self._max_calls:
-            raise profile_error(
-                "adapter_operation_limit",
-                f"this server runs {self._max_calls} tool calls at once; retry later",
-            )
-        self._running += 1
-
-    def release(self) -> None:
-        """Give the place of a call back."""
+    def _release(self) -> None:
         self._running -= 1
 
     @property
@@ -92,6 +99,5 @@ class ToolCalls:
         return self.host
 
 
-def refuses(error: ProfileError) -> bool:
-    """Whether it says that a document is of another schema than the profile's."""
-    return error.code == "unsupported_schema_version"
+def _nothing() -> None:
+    """A list needs no place: it is there at once."""

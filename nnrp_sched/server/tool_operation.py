@@ -146,3 +146,29 @@ class ToolOperation:
                 raise
             logger.exception("tool call %s: its host failed over its end", self._name)
         return None
+
+
+class Answered:
+    """An operation whose answer is known when it comes."""
+
+    endless = False
+    """It has ended as good as it began."""
+
+    def __init__(self, answer: Completed, channel: OperationChannel) -> None:
+        self._answer = answer
+        self._channel = channel
+        self._ending: Ending | None = None
+        self._diagnostic = ""
+        self.times = TimeLimits(self.stop)
+
+    def stop(self, ending: Ending, diagnostic: str = "", asked: Asked | None = None) -> None:
+        """End it otherwise; the first reason counts, unless the session goes away under it."""
+        if self._ending is None or ending in OVERRIDING:
+            self._ending, self._diagnostic = ending, diagnostic
+
+    def take_trace(self, context: TraceContext) -> None:
+        """Nothing: no engine call, no span."""
+
+    async def run(self) -> None:
+        """Send the terminal."""
+        send_verdict(self._channel, verdict(self._answer, self._ending, self._diagnostic))

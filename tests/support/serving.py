@@ -11,6 +11,7 @@ from nnrp_sched.client import Connection, Session
 from nnrp_sched.client.connect import over_carrier
 from nnrp_sched.engine.port import Engine
 from nnrp_sched.engine.scripted import ScriptedEngine
+from nnrp_sched.engine.tool_port import ToolHost
 from nnrp_sched.observe.observers import Observer
 from nnrp_sched.server import Server, ServerLimits
 from nnrp_sched.transport import Carrier, background_tasks, connect_carrier, memory_pair
@@ -37,12 +38,13 @@ async def scripted_server(
     limits: ServerLimits | None = None,
     observers: Iterable[Observer] = (),
     place: Place | None = None,
+    tool_host: ToolHost | None = None,
 ) -> AsyncGenerator["InMemory", None]:
     """A server whose connections are memory pairs, or of the kind that `place` is of."""
     async with background_tasks() as tasks:
         elsewhere = place is not None and place.kind != "memory"
         security = server_security() if elsewhere else None
-        server = Server(engine or ScriptedEngine(), limits, observers, security)
+        server = Server(engine or ScriptedEngine(), limits, observers, security, tool_host)
         carriers = WeakSet[Carrier]()
         if place is not None and elsewhere:
             await server.listen(place.endpoint, tasks)
@@ -102,10 +104,11 @@ async def scripted_session(
     *,
     max_in_flight: int = 256,
     place: Place | None = None,
+    tool_host: ToolHost | None = None,
 ) -> AsyncGenerator[tuple[InMemory, Session], None]:
     """A server, and one session of one client on it."""
     async with (
-        scripted_server(engine, limits, place=place) as served,
+        scripted_server(engine, limits, place=place, tool_host=tool_host) as served,
         served.connect() as connection,
         connection.session(max_in_flight=max_in_flight) as session,
     ):
