@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Final
 
 from websockets.client import ClientProtocol
-from websockets.frames import BINARY, CONT, TEXT, CloseCode, Frame
+from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request, Response
 from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
@@ -119,13 +119,13 @@ class WebSocketLayer(ABC):
 
     def _take(self, frame: Frame) -> Iterator[bytes]:
         """The packet that a frame completes. Control frames are the protocol's own business."""
-        if frame.opcode is TEXT:
+        if frame.opcode is Opcode.TEXT:
             self._refuse(CloseCode.UNSUPPORTED_DATA, "a text message; NNRP is binary")
-        elif frame.opcode is BINARY and frame.fin:
+        elif frame.opcode is Opcode.BINARY and frame.fin:
             yield from self._complete(bytes(frame.data))
-        elif frame.opcode is BINARY:
+        elif frame.opcode is Opcode.BINARY:
             self._message = bytearray(frame.data)
-        elif frame.opcode is CONT and self._message is not None:
+        elif frame.opcode is Opcode.CONT and self._message is not None:
             # One buffer, not a list of frames: a byte a fragment must not cost an object a byte.
             self._message += frame.data
             if frame.fin:
