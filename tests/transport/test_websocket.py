@@ -304,7 +304,10 @@ async def test_a_plain_request_is_told_what_is_here() -> None:
 async def test_headers_without_end_are_refused() -> None:
     async with serving() as served:
         many = [f"X-{number}: {'x' * 100}" for number in range(1000)]
-        assert (await served.refusal("/nnrp", *many)).startswith("HTTP/1.1 431 ")
+        answer = await served.refusal("/nnrp", *many)
+        # websockets 15 and 16 end the connection without a word.
+        assert answer.startswith("HTTP/1.1 431 ") or answer == ""
+        assert served.known == []
 
 
 @pytest.mark.parametrize("header", ["Bearer secret", "bearer secret"])
