@@ -109,6 +109,8 @@ def toolbox(items: Iterable[Tool | AsyncTool]) -> dict[str, Tool]:
     """Tools by their names; functions become tools. Raises `ToolDefinitionError`."""
     box: dict[str, Tool] = {}
     for item in items:
+        if not isinstance(item, Tool) and not callable(item):
+            raise ToolDefinitionError(f"{item!r} is no tool: a Tool or an async function is needed")
         each = item if isinstance(item, Tool) else function_tool(item)
         if each.name in box:
             raise ToolDefinitionError(
