@@ -106,6 +106,12 @@ class AgentNode:
         return self._account.left
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """The models that the endpoints name, each once."""
+        names = (name for each in self._scope.pool.endpoints for name in each.features.models)
+        return tuple(dict.fromkeys(names))
+
+    @property
     def traceparent(self) -> str:
         """The W3C traceparent of its span."""
         return self._span.traceparent

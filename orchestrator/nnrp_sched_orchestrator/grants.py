@@ -45,13 +45,22 @@ class Terms(Struct, frozen=True):
 class Grant:
     """The share of one model call. To be settled once."""
 
-    def __init__(self, account: Account, asked: int | None, tokens: int) -> None:
-        """`tokens` are reserved in `account`, `asked` is what the call itself may make."""
+    def __init__(
+        self, account: Account, asked: int | None, tokens: int, *, choices: int = 1
+    ) -> None:
+        """`tokens` are reserved in `account`, `asked` is what the call itself may make.
+
+        Its choices get equal parts, so what cannot be divided among them is given back.
+        """
+        rest = tokens % choices
+        account.settle(rest, 0)
+        tokens -= rest
         self.tokens = tokens
         self.limited = account.limited
         """Whether a budget stands behind it, so that it may be cut."""
         self._account = account
         self._asked = asked
+        self._choices = choices
         self._settled = False
         self._cap = tokens if tokens < _SMALL else self._most
         self._bound_before = self._bound
@@ -61,7 +70,8 @@ class Grant:
     def _most(self) -> int:
         """The most it could ever get, if all other calls gave back what they have."""
         left = [most for most in (self._account.left, self._asked) if most is not None]
-        return min(left, default=self.tokens)
+        most = min(left, default=self.tokens)
+        return most - most % self._choices
 
     @property
     def terms(self) -> Terms:
@@ -91,6 +101,7 @@ class Grant:
         if not self.limited or self._settled or used * 2 < self.tokens:
             return False
         more = min(self.tokens, self._cap - self.tokens, self._account.free or 0)
+        more -= more % self._choices
         if more <= 0:
             return False
         self._bound_before = self._bound
@@ -110,16 +121,16 @@ class Grant:
 
 
 async def grant(
-    account: Account, settlements: Settlements, asked: int | None, *, least: int = 1
+    account: Account, settlements: Settlements, asked: int | None, *, choices: int = 1
 ) -> Grant:
-    """Reserve tokens for a call, waiting for settlements while none are free.
+    """Reserve tokens for a call, at least one for each choice, waiting while too few are free.
 
-    Raises `BudgetExceeded` when none will be. `least` is what the call cannot do without.
+    Raises `BudgetExceeded` when there will never be as many.
     """
     while True:
-        tokens = account.reserve(max(least, _first_share(account, asked)), least)
+        tokens = account.reserve(max(choices, _first_share(account, asked)), choices)
         if tokens:
-            return Grant(account, asked, tokens)
+            return Grant(account, asked, tokens, choices=choices)
         await settlements.wait()
 
 

@@ -109,7 +109,14 @@ class LiveStreams:
     ) -> Running[EventT, ResultT]:
         """Start a stream, in a task that belongs to the orchestrator."""
         settings = self._scope.settings.stream
-        running = Running(stream_id, work, settings=settings, tap=self._tap, ended=self._ended)
+        running = Running(
+            stream_id,
+            work,
+            settings=settings,
+            tap=self._tap,
+            ended=self._ended,
+            traceparent=span.traceparent,
+        )
         self._live[stream_id] = _Live(running, kind, name, span, time.monotonic())
         self._scope.tasks.start(running.run(), stream_id, span.task_context())
         return running
@@ -138,7 +145,7 @@ def call_at(moment: float, function: Callable[[], None]) -> asyncio.TimerHandle:
 
 
 def _attributes(result: Any, receipt: Receipt | None) -> dict[str, AttributeValue | None]:
-    usage = result.usage or {}
+    usage: dict[str, Any] = result.usage or {}
     found: dict[str, AttributeValue | None] = {
         "nnrp.outcome": result.status,
         "gen_ai.usage.output_tokens": usage.get("completion_tokens"),

@@ -1,7 +1,7 @@
 """A model call as an agent asks for it, and how its share of tokens gets into its body. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 from msgspec import Struct
 
@@ -79,10 +79,16 @@ def chat_body(
         body: dict[str, Any] = {"messages": [{"role": "user", "content": messages}]}
     elif isinstance(messages, Mapping):
         body = dict(messages)
-    elif all(isinstance(message, Mapping) for message in messages):
-        body = {"messages": [dict(message) for message in messages]}
     else:
-        raise TypeError("messages must be a text, a list of messages, or a whole chat body")
+        body = {"messages": [_message(message) for message in messages]}
     if model is not None:
         body["model"] = model
     return {**body, **members}
+
+
+def _message(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return dict(cast(Mapping[str, Any], value))
+    raise TypeError(
+        f"messages must be a text, a list of messages, or a whole chat body, not {value!r}"
+    )

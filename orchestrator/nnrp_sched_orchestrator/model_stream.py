@@ -72,7 +72,7 @@ class ModelWork:
         request = self._request
         try:
             self._share = await grant(
-                self._account, self._settlements, request.asked, least=request.choices
+                self._account, self._settlements, request.asked, choices=request.choices
             )
             while True:
                 try:
@@ -160,7 +160,7 @@ class ModelWork:
             diagnostics=True if features.diagnostics else None,
             workflow=workflow if features.workflow else None,
             priority=request.priority if features.priority else None,
-            extensions=None if key is None else {"idempotency_key": key},
+            idempotency_key=key,
             traceparent=request.traceparent,
             deadline=None if left is None else time.time() + left + _GRACE_SECONDS,
             token_budget=terms.token_budget,

@@ -29,11 +29,6 @@ class Shown:
         self.overflowed = False
         """Whether there were too many to remember, so that no other try can be compared."""
 
-    @property
-    def any(self) -> bool:
-        """Whether the reader has anything."""
-        return bool(self._events) or self.overflowed
-
     def restart(self) -> None:
         """Another try begins: all that was shown is expected again."""
         self._expected = deque(self._events)

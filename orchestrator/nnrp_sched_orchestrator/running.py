@@ -50,9 +50,13 @@ class Running(Generic[EventT, ResultT]):
         settings: StreamSettings,
         tap: Tap = NO_TAP,
         ended: Callable[["Running[Any, Any]"], None] | None = None,
+        traceparent: str = "",
     ) -> None:
-        """`ended` is called once, when it has ended however that came about. Must not raise."""
+        """`traceparent` is that of its span.
+
+        `ended` is called once, when it has ended however that came about. Must not raise."""
         self.id = stream_id
+        self.traceparent = traceparent
         self.settings = settings
         self.buffer = EventBuffer[EventT](settings.buffer_events)
         self.over = anyio.Event()

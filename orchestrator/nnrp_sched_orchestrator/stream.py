@@ -46,6 +46,11 @@ class Stream(Generic[EventT, ResultT]):
         return self._running.id
 
     @property
+    def traceparent(self) -> str:
+        """The W3C traceparent of its span; empty for one that no agent has made."""
+        return self._running.traceparent
+
+    @property
     def state(self) -> StreamState:
         """Where it stands now."""
         return self._running.state

@@ -19,7 +19,7 @@ async def no_leaked_task() -> AsyncGenerator[None, None]:
         if _tasks() <= before:
             return
         await checkpoint()
-    assert not {task.get_name() for task in _tasks() - before}
+    assert not {repr(task) for task in _tasks() - before}
 
 
 def _tasks() -> set[asyncio.Task[Any]]:

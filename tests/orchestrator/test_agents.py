@@ -5,6 +5,7 @@ import pytest
 
 from nnrp_sched.engine.records import ChatCall
 from nnrp_sched.engine.scripted import ScriptedEngine
+from nnrp_sched.profile import Event
 from nnrp_sched.server import ServerLimits
 from nnrp_sched_orchestrator.agent import Agent
 from nnrp_sched_orchestrator.budget import Budget
@@ -16,6 +17,8 @@ from nnrp_sched_orchestrator.errors import (
     TooManyStreams,
 )
 from nnrp_sched_orchestrator.program_scope import AgentSettings
+from nnrp_sched_orchestrator.records import ModelResult
+from nnrp_sched_orchestrator.stream import Stream
 from tests.support.programs import ENDLESS, SECONDS, PlayedWork, orchestra, program, until
 from tests.support.serving import body, script
 
@@ -116,12 +119,15 @@ async def test_leaving_a_block_by_an_exception_cancels_its_cone_and_leaves_the_r
         with anyio.fail_after(SECONDS):
             other = root.chat(ENDLESS)
             await anext(other)
+            agents: list[Agent] = []
             with pytest.raises(ZeroDivisionError):
-                async with root.agent("a") as agent, agent.agent("b") as below:
-                    mine, deeper = agent.chat(ENDLESS), below.chat(ENDLESS)
+                async with root.agent("a") as first, first.agent("b") as second:
+                    agents += [first, second]
+                    mine, deeper = first.chat(ENDLESS), second.chat(ENDLESS)
                     await anext(mine)
                     await anext(deeper)
                     raise ZeroDivisionError
+            agent, below = agents
             assert [receipt.state for receipt in below.receipts] == ["running"]
             assert [receipt.state for receipt in agent.receipts] == ["running"]
             assert below.report is not None
@@ -157,11 +163,12 @@ async def test_t21_cancelling_who_is_in_the_block_cancels_everything_below() -> 
 async def test_a_block_left_while_it_waits_for_its_streams_cancels_them() -> None:
     async with program() as (play, root):
         with anyio.fail_after(SECONDS):
+            streams: list[Stream[Event, ModelResult]] = []
             with anyio.move_on_after(0.05) as scope:
                 async with root.agent("a") as agent:
-                    stream = agent.chat(ENDLESS)
+                    streams.append(agent.chat(ENDLESS))
             assert scope.cancelled_caught
-            assert stream.partial.status == "cancelled"
+            assert streams[0].partial.status == "cancelled"
             await play.idle()
 
 

@@ -319,5 +319,6 @@ async def test_a_call_that_waits_for_tokens_in_vain_is_told() -> None:
 async def test_a_call_that_needs_several_tokens_gets_them_or_none() -> None:
     account = Account("p", Budget(tokens=3))
     with pytest.raises(BudgetExceeded):
-        await grant(account, Settlements(), 8, least=4)
-    assert (await grant(account, Settlements(), 8, least=2)).tokens == 3
+        await grant(account, Settlements(), 8, choices=4)
+    assert (await grant(account, Settlements(), 8, choices=2)).tokens == 2
+    assert account.free == 1

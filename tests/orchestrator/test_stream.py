@@ -31,6 +31,7 @@ class Started:
     def __init__(self, tasks: OwnedTasks) -> None:
         self.tasks = tasks
         self.ended: list[str] = []
+        self.runnings: list[Running[str, Done]] = []
 
     def start(self, work: PlayedWork, settings: StreamSettings | None = None) -> PlayedStream:
         """A stream over some work."""
@@ -40,6 +41,7 @@ class Started:
             settings=settings or StreamSettings(),
             ended=lambda running: self.ended.append(running.id),
         )
+        self.runnings.append(running)
         self.tasks.start(running.run(), running.id, TraceSpan("test").task_context())
         return Stream(running)
 
@@ -286,7 +288,7 @@ async def test_who_cancels_sees_an_end_and_who_is_cancelled_an_error() -> None:
 
         theirs = it.start(PlayedWork("a", holds=True))
         assert await anext(theirs) == "a"
-        theirs._running.end("theirs")
+        it.runnings[-1].end("theirs")
         with pytest.raises(StreamCancelled, match="theirs"):
             await anext(theirs)
 
@@ -406,7 +408,7 @@ async def test_a_result_that_came_with_the_cancellation_is_the_result() -> None:
         work.deaf = True
         stream = it.start(work)
         await work.began.wait()
-        stream._running.end("too late")
+        it.runnings[-1].end("too late")
         work.wake.set()
         assert (await stream.result()).status == "completed"
         assert not (await stream.cancel()).accepted

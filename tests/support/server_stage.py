@@ -120,6 +120,12 @@ class Host:
         """Operations that run there."""
         return len(self.server.admission) if self.server is not None else 0
 
+    async def cut(self) -> None:
+        """Let every connection of now be lost, while the server goes on (memory only)."""
+        carriers, self._carriers = self._carriers, []
+        for carrier in carriers:
+            await carrier.aclose()
+
     def mute(self) -> None:
         """Let nothing arrive any more that is said on the connections of now (memory only)."""
         for carrier in self._carriers:
