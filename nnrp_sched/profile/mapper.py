@@ -15,6 +15,7 @@ from nnrp_sched.profile.assembly import ChatAssembly
 from nnrp_sched.profile.events import Completed, Event, OutputTextDelta, Usage
 from nnrp_sched.profile.json_values import JsonObject, is_array, is_object, is_position
 from nnrp_sched.profile.tool_call_mapper import ToolCallMapper
+from nnrp_sched.profile.tool_positions import ToolPositions
 
 _TEXT_CHUNK: Final = frozenset({"id", "object", "created", "model", "choices"})
 """The members of a chunk that is only text."""
@@ -33,6 +34,7 @@ class ChatMapper:
 
     def __init__(self) -> None:
         self._assembly = ChatAssembly()
+        self._positions = ToolPositions()
         self._tool_calls = ToolCallMapper()
         self._identified = False
         self._unsent: list[Event] = []
@@ -47,6 +49,7 @@ class ChatMapper:
         if text is not None:
             self._assembly.add_text(text.index, text.delta)
             return [text]
+        chunk = self._positions.placed(chunk)
         self._assembly.add(chunk)
         self._identified = self._identified or self._assembly.identified
         events: list[Event] = []

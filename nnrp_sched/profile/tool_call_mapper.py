@@ -1,9 +1,7 @@
 """Turns the tool-call deltas of chat chunks into the four tool-call events (digest 4.3)."""
 
 from itertools import chain, count
-from typing import Final
 
-import msgspec
 from msgspec import Struct, field
 
 from nnrp_sched.errors import ProfileStreamError
@@ -17,11 +15,9 @@ from nnrp_sched.profile.events import (
     ToolCallEvent,
     ToolCallStarted,
 )
-from nnrp_sched.profile.json_values import JsonObject, is_object, is_position
+from nnrp_sched.profile.json_values import is_json, is_object, is_position
 from nnrp_sched.profile.tool_calls import ToolCallGrammar
-
-# Raw checks the syntax without building the value.
-_syntax: Final = msgspec.json.Decoder(msgspec.Raw)
+from nnrp_sched.profile.tool_positions import parts
 
 
 class _Call(Struct):
@@ -59,7 +55,7 @@ class ToolCallMapper:
         if not is_object(entry):
             return
         tool = entry.get("index")
-        engine_id, name, arguments = _parts(entry)
+        engine_id, name, arguments = parts(entry)
         if not is_position(tool) or not (engine_id or name or arguments):
             return
         call = self._calls.get((choice, tool))
@@ -114,7 +110,7 @@ class ToolCallMapper:
             message = "The tool call ended without a function name."
             return _error(call, "invalid_tool_call_stream", message)
         arguments = "".join(call.pieces)
-        if arguments and not _is_json(arguments):
+        if arguments and not is_json(arguments):
             message = "The tool call's arguments end before they are complete JSON."
             return _error(call, "tool_call_incomplete", message)
         return ToolCallCompleted(call.tool, call.item_id, call.call_id, call.name, arguments)
@@ -139,27 +135,9 @@ class ToolCallMapper:
         events.append(event)
 
 
-def _parts(entry: JsonObject) -> tuple[str, str, str]:
-    function = entry.get("function")
-    members = function if is_object(function) else {}
-    return _text(entry.get("id")), _text(members.get("name")), _text(members.get("arguments"))
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
 def _delta(call: _Call, arguments: str) -> ToolCallDelta:
     return ToolCallDelta(call.tool, call.item_id, call.call_id, arguments)
 
 
 def _error(call: _Call, code: str, message: str) -> ToolCallError:
     return ToolCallError(call.tool, call.item_id, call.call_id, error_object(code, message))
-
-
-def _is_json(text: str) -> bool:
-    try:
-        _syntax.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return False
-    return True

@@ -3,10 +3,9 @@
 import re
 from typing import Final
 
-import msgspec
+from nnrp_sched.profile.json_values import is_json_object
 
 _MARKS: Final = re.compile(r'[\\"{}\[\]]')
-_syntax: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class GrowingObject:
@@ -33,7 +32,7 @@ class GrowingObject:
         self._pieces.append(piece)
         if self._complete or not self._closes(piece):
             return False
-        self._complete = _is_object(self.text)
+        self._complete = is_json_object(self.text)
         return self._complete
 
     def _closes(self, piece: str) -> bool:
@@ -57,11 +56,3 @@ class GrowingObject:
                 case _:
                     pass
         return closed
-
-
-def _is_object(text: str) -> bool:
-    try:
-        _syntax.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return False
-    return True

@@ -6,9 +6,7 @@ Each call of an assistant message needs one tool message, whatever became of the
 from collections.abc import Iterable
 from typing import Any, Final
 
-import msgspec
-
-from nnrp_sched.profile.json_values import is_object
+from nnrp_sched.profile.json_values import is_json_object
 from nnrp_sched.profile.tools import ToolAnswer
 from nnrp_sched_orchestrator.records import ToolCall
 
@@ -53,7 +51,10 @@ def assistant_message(text: str, calls: Iterable[ToolCall]) -> Message:
         {
             "id": call.call_id,
             "type": "function",
-            "function": {"name": call.name, "arguments": _as_object(call.arguments)},
+            "function": {
+                "name": call.name,
+                "arguments": call.arguments if is_json_object(call.arguments) else "{}",
+            },
         }
         for call in calls
     ]
@@ -62,14 +63,6 @@ def assistant_message(text: str, calls: Iterable[ToolCall]) -> Message:
     elif message["content"] is None:
         message["content"] = ""
     return message
-
-
-def _as_object(arguments: str) -> str:
-    try:
-        found = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return "{}"
-    return arguments if is_object(found) else "{}"
 
 
 def _joined(output: str, notes: list[str]) -> str:

@@ -2,23 +2,41 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from nnrp_sched.profile import Completed, OutputTextDelta, ToolCallStarted
+from nnrp_sched.profile import (
+    Completed,
+    ErrorObject,
+    Event,
+    OutputTextDelta,
+    ToolCallCompleted,
+    ToolCallDelta,
+    ToolCallError,
+    ToolCallStarted,
+)
 from nnrp_sched_orchestrator.agent import Agent
-from nnrp_sched_orchestrator.agent_run import RunSettings
+from nnrp_sched_orchestrator.agent_run import AgentRun, RunSettings
 from nnrp_sched_orchestrator.budget import Budget
 from nnrp_sched_orchestrator.errors import BudgetExceeded, TurnsExceeded
+from nnrp_sched_orchestrator.records import ModelResult
 from nnrp_sched_orchestrator.run_records import RunEvent, RunResult, TurnStarted
 from nnrp_sched_orchestrator.stream import Stream
 from nnrp_sched_orchestrator.subprocess_tool import ProcessSettings, subprocess_tool
 from nnrp_sched_orchestrator.tool_call import ToolLimits
-from nnrp_sched_orchestrator.tool_stream import ToolFinished, ToolOutput, ToolStarted
-from tests.support.conversations import Conversing, calls, conversing, says
+from nnrp_sched_orchestrator.tool_stream import (
+    ToolEvent,
+    ToolFinished,
+    ToolOutput,
+    ToolResult,
+    ToolStarted,
+    ToolWork,
+)
+from nnrp_sched_orchestrator.turn import MAX_CALLS
+from tests.support.conversations import Conversing, EventsWork, calls, conversing, says
 from tests.support.processes import in_group, written
 from tests.support.programs import SECONDS, Play, program, until
 
@@ -394,6 +412,118 @@ async def test_T47_streamed_calls_are_those_of_an_answer_that_comes_whole() -> N
         "content": message["content"],
         "tool_calls": message["tool_calls"],
     }
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+async def test_T49_T50_calls_that_all_have_index_0_are_all_made_and_answered(coarse: bool) -> None:
+    entries = [
+        {
+            "index": 0,
+            "id": f"c{number}",
+            "type": "function",
+            "function": {"name": "echo", "arguments": f'{{"text":"word{number}"}}'},
+        }
+        for number in range(3)
+    ]
+    deltas = [{"tool_calls": entries}] if coarse else [{"tool_calls": [one]} for one in entries]
+    async with program(conversing) as (play, agent):
+        with anyio.fail_after(SECONDS):
+            run = started(agent, {"deltas": deltas}, says("Done."), tools=[echo])
+            result = await run.result()
+        asked = engine_of(play).calls[1].body["messages"]
+    assert [call.text for call in result.calls] == ["word0 ", "word1 ", "word2 "]
+    assert [each["id"] for each in asked[1]["tool_calls"]] == ["c0", "c1", "c2"]
+    assert [each["tool_call_id"] for each in asked[2:]] == ["c0", "c1", "c2"]
+
+
+class Foreign:
+    """An agent whose server is another one than ours: its answers are these events."""
+
+    def __init__(self, agent: Agent, *answers: list[Event]) -> None:
+        self._agent = agent
+        self._answers = iter(answers)
+        self.asked: list[Any] = []
+
+    def chat(self, messages: Any, **_options: Any) -> Stream[Event, ModelResult]:
+        """The next answer."""
+        self.asked.append(messages)
+        return self._agent.start(EventsWork(next(self._answers)), kind="model")
+
+    def new_id(self) -> str:
+        """The agent's."""
+        return self._agent.new_id()
+
+    def start(
+        self, work: ToolWork, *, kind: Literal["tool"], name: str, stream_id: str
+    ) -> Stream[ToolEvent, ToolResult]:
+        """The agent's."""
+        return self._agent.start(work, kind=kind, name=name, stream_id=stream_id)
+
+
+async def run_on(agent: Agent, *answers: list[Event]) -> tuple[RunResult, list[Any]]:
+    """What comes of a run with these answers, and what the model was asked."""
+    owner = Foreign(agent, *answers)
+    with anyio.fail_after(SECONDS):
+        stream = agent.start(AgentRun("r", owner, "Do it.", [echo]), kind="run")
+        return await stream.result(), owner.asked
+
+
+async def test_T49_a_server_that_says_index_0_of_every_call_is_understood() -> None:
+    events: list[Event] = []
+    for number in range(2):
+        item, call_id = f"item-{number}", f"c{number}"
+        arguments = f'{{"text":"word{number}"}}'
+        events += [
+            ToolCallStarted(0, item, call_id, "echo"),
+            ToolCallDelta(0, item, call_id, arguments),
+            ToolCallCompleted(0, item, call_id, "echo", arguments),
+        ]
+    async with program() as (_, agent):
+        result, asked = await run_on(agent, events, [OutputTextDelta(0, "Done.")])
+    assert [call.text for call in result.calls] == ["word0 ", "word1 "]
+    assert [each.get("tool_call_id") for each in asked[1]] == [None, None, "c0", "c1"]
+    assert result.text == "Done."
+
+
+async def test_an_answer_that_came_whole_has_its_tools_called_too() -> None:
+    function = {"name": "echo", "arguments": '{"text":"word"}'}
+    message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    }
+    whole = Completed({"choices": [{"index": 0, "message": message}]})
+    async with program() as (_, agent):
+        result, asked = await run_on(agent, [whole], [OutputTextDelta(0, "Done.")])
+    assert [call.text for call in result.calls] == ["word "]
+    assert asked[1][1] == message
+
+
+async def test_a_call_whose_arguments_never_became_json_is_answered_and_not_made() -> None:
+    error = ErrorObject("server_error", "tool_call_incomplete", "The arguments end too soon.")
+    events: list[Event] = [
+        ToolCallStarted(0, "item", "c", "echo"),
+        ToolCallDelta(0, "item", "c", '{"text":"wo'),
+        ToolCallError(0, "item", "c", error),
+    ]
+    async with program() as (_, agent):
+        result, asked = await run_on(agent, events, [OutputTextDelta(0, "Sorry.")])
+    (call,) = result.calls
+    assert call.status == "failed"
+    assert call.message["content"] == "[failed: The arguments end too soon.]"
+    assert asked[1][1]["tool_calls"][0]["function"] == {"name": "echo", "arguments": "{}"}
+
+
+async def test_more_calls_than_one_answer_may_have_are_refused() -> None:
+    events: list[Event] = [
+        ToolCallCompleted(number, "i", f"c{number}", "echo", '{"text":"a"}')
+        for number in range(MAX_CALLS + 2)
+    ]
+    async with program() as (_, agent):
+        result, _ = await run_on(agent, events, [OutputTextDelta(0, "Done.")])
+    statuses = [call.status for call in result.calls]
+    assert statuses == ["completed"] * MAX_CALLS + ["failed"] * 2
+    assert "make fewer" in result.calls[-1].message["content"]
 
 
 async def test_T53_a_tool_that_takes_too_long_is_gone_before_the_model_is_asked_again(

@@ -1,13 +1,24 @@
-"""An engine whose model says one thing after another, as the transcript grows."""
+"""Models that say one thing after another, as the transcript grows."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import msgspec
 
 from nnrp_sched.engine.records import ChatBody, ChatCall
+from nnrp_sched.errors import NnrpSchedError
+from nnrp_sched.profile import Event
 from nnrp_sched.profile.json_values import is_object
 from nnrp_sched.server import ServerLimits
+from nnrp_sched_orchestrator.answer import Answer
+from nnrp_sched_orchestrator.records import (
+    ModelResult,
+    Receipt,
+    StreamState,
+    StreamStatus,
+    StreamTimings,
+)
+from nnrp_sched_orchestrator.work import Emit
 from tests.support.stepped_engine import SteppedEngine
 
 
@@ -40,3 +51,31 @@ def calls(*each: tuple[str, str], **members: Any) -> dict[str, Any]:
 def says(text: str, **members: Any) -> dict[str, Any]:
     """A script that answers."""
     return {"text": text, **members}
+
+
+class EventsWork:
+    """A model call that is these events, whatever server they might come from."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._events = list(events)
+        self._answer = Answer()
+
+    async def run(self, emit: Emit[Event]) -> ModelResult:
+        """Tell them."""
+        for event in self._events:
+            self._answer.take(event)
+            await emit(event)
+        return self.partial("completed", None)
+
+    async def stop(self, reason: str) -> Receipt:
+        """There is nothing to stop."""
+        return Receipt("events", accepted=True, reason=reason)
+
+    def partial(self, status: StreamStatus, error: NnrpSchedError | None) -> ModelResult:
+        """What was told."""
+        return self._answer.result(status, error, None, StreamTimings(0.0))
+
+    @property
+    def state(self) -> StreamState:
+        """It runs."""
+        return StreamState("running")
