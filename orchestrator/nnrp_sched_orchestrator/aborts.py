@@ -63,7 +63,7 @@ class Aborts:
             async with anyio.create_task_group() as tasks:
                 while True:
                     await self._wanted.wait()
-                    # Whoever is about to ask in this same turn goes along.
+                    # Of streams that are cancelled together some notice it a turn later.
                     await anyio.lowlevel.checkpoint()
                     pending, self._pending = self._pending, {}
                     self._wanted = anyio.Event()

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from nnrp_sched.client import Chat
@@ -108,6 +109,20 @@ async def test_aborts_of_one_turn_go_out_as_one_request_and_each_has_its_receipt
             assert (await at.engine.queue()).operations == ()
 
         await at.run(12, abort)
+
+
+async def test_who_asks_a_turn_later_goes_along() -> None:
+    async with scene() as at:
+
+        async def ask(name: str, turns: int) -> None:
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            assert list(await at.pool.abort("host-0", [name])) == [name]
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, "9.1", 0)
+            tasks.start_soon(ask, "9.2", 1)
+        assert at.engine.requests == [2]
 
 
 async def test_more_names_than_one_request_takes_go_out_in_several() -> None:

@@ -74,8 +74,8 @@ async def test_a_link_waits_longer_after_each_failure_up_to_a_limit() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
             await waits.enough.wait()
-            health = link.health(0)
             tasks.cancel_scope.cancel()
+    health = link.health(0)
     assert waits.slept[:8] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
     assert health.state == "down"
     assert health.failures >= 10

@@ -95,8 +95,8 @@ async def test_a_cancelled_wait_gives_nothing_away_and_keeps_nothing() -> None:
         go = anyio.Event()
         tasks.start_soon(hold, pool.queue("p", "a"), order, "a", go)
         await until(lambda: order == ["a"])
+        ticket = pool.queue("p", "b")
         with anyio.CancelScope() as scope:
-            ticket = pool.queue("p", "b")
             tasks.start_soon(take, pool.queue("p", "c"), order, "c")
             scope.cancel()
             async with ticket:
@@ -279,6 +279,25 @@ async def test_what_a_pressed_server_does_not_take_waits_in_our_queue(where: str
             assert set(statuses) == {"completed"}
 
 
+async def test_while_others_fill_the_server_nothing_of_ours_is_started() -> None:
+    prepare = scripted(ServerLimits(max_operations=2))
+    async with stage(prepare=prepare) as hosts, hosts.pool() as pool:
+        async with hosts[0].connect() as connection, connection.session() as session:
+            others = [session.chat(script(text="x", hold=True), stream=True) for _ in range(2)]
+            for chat in others:
+                await anext(chat)
+            await until(lambda: pool.endpoints[0].pressed)
+            tickets = [pool.queue("p", "a") for _ in range(3)]
+            assert positions(*tickets) == [0, 1, 2]
+            assert pool.in_flight == 0
+            for chat in others:
+                await chat.cancel()
+        with anyio.fail_after(SECONDS):
+            for ticket in tickets:
+                async with ticket as lease:
+                    assert (await lease.session.chat(body()).result()).status == "completed"
+
+
 async def test_a_server_that_lets_nothing_start_is_shown_as_pressed() -> None:
     prepare = scripted(ServerLimits(max_in_flight=1))
     async with stage(prepare=prepare) as hosts, hosts.pool(quick(sessions=1)) as pool:
@@ -358,14 +377,16 @@ async def test_who_still_waits_when_the_pool_closes_is_told() -> None:
 
         with anyio.fail_after(SECONDS):
             async with anyio.create_task_group() as tasks:
-                async with hosts.pool(ONE) as pool:
-                    keeps = pool.queue("p", "a")
-                    tasks.start_soon(wait, pool.queue("p", "b"))
-                    await anyio.wait_all_tasks_blocked()
+                opened = hosts.pool(ONE)
+                pool = await opened.__aenter__()
+                keeps = pool.queue("p", "a")
+                tasks.start_soon(wait, pool.queue("p", "b"))
+                await anyio.wait_all_tasks_blocked()
+                await opened.__aexit__(None, None, None)
                 tasks.start_soon(wait, pool.queue("p", "c"))
-            keeps.withdraw()
+                keeps.withdraw()
+                assert pool.in_flight == 0
         assert failures == ["the pool was closed"] * 2
-        assert pool.in_flight == 0
 
 
 async def test_a_pool_by_addresses_reaches_a_server_on_tcp() -> None:
