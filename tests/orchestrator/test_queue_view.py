@@ -103,6 +103,36 @@ class Engine(ScriptedEngine):
         return await super().queue()
 
 
+class CrowdedEngine(ScriptedEngine):
+    """An engine with more in its queue than anybody looks at."""
+
+    async def queue(self) -> QueueSnapshot:
+        rows = tuple(
+            QueuedRequest(
+                id=f"7.{number}",
+                program=None,
+                agent=None,
+                parent=None,
+                source="nnrp",
+                state="waiting",
+                queue_delay_ms=0.0,
+                position=number,
+                estimate_ms=None,
+                tokens=0,
+                priority=0,
+            )
+            for number in range(9000)
+        )
+        return QueueSnapshot(rows, 0, len(rows), True, 0.0)
+
+
+async def test_of_a_crowded_queue_a_bounded_part_is_kept() -> None:
+    engine = CrowdedEngine()
+    async with stage(1, lambda: (engine, ServerLimits())) as hosts, hosts.pool(LASTING) as pool:
+        assert (await seen(pool, "7.8191")).position == 8191
+        assert pool.place("host-0", "7.8192") is None
+
+
 async def test_a_watch_that_the_server_refuses_is_tried_again_until_it_goes_well() -> None:
     engine = Engine()
     async with stage(1, lambda: (engine, ServerLimits())) as hosts, hosts.pool(LASTING) as pool:
