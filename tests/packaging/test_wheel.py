@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+EMBEDDINGS = ("openai", "agents", "pydantic-ai", "langchain")
 PACKAGES = {"nnrp_sched", "nnrp_sched_patches", "nnrp_sched_orchestrator"}
 
 
@@ -61,6 +62,6 @@ def test_its_metadata_name_licence_and_extras(wheel: zipfile.ZipFile) -> None:
     (name,) = [each for each in wheel.namelist() if each.endswith("/METADATA")]
     text = wheel.read(name).decode()
     assert "License-Expression: Apache-2.0" in text
-    for extra in ("vllm", "otlp", "prometheus", "dev"):
+    for extra in ("vllm", "otlp", "prometheus", *EMBEDDINGS, "dev"):
         assert f"Provides-Extra: {extra}" in text
     assert "vllm<0.34,>=0.18; extra == 'vllm'" in text
