@@ -25,6 +25,7 @@ from nnrp_sched_orchestrator.budget import Budget
 from nnrp_sched_orchestrator.model_request import ModelRequest, OnLoss, chat_body
 from nnrp_sched_orchestrator.model_stream import ModelWork
 from nnrp_sched_orchestrator.records import ModelResult, ToolCall
+from nnrp_sched_orchestrator.remote_tool import pooled, remote_tools
 from nnrp_sched_orchestrator.run_records import RunEvent, RunResult
 from nnrp_sched_orchestrator.stream import Stream
 from nnrp_sched_orchestrator.time_limit import deadline, earliest
@@ -158,6 +159,18 @@ class Agent(AgentNode):
         call = ToolCall(0, f"call-{stream_id}", found.name, text)
         work = ToolWork(stream_id, found, call, limits)
         return self.start(work, kind="tool", name=found.name, stream_id=stream_id)
+
+    async def remote_tools(
+        self, *, prefix: str = "", limits: ToolLimits | None = None
+    ) -> dict[str, Tool]:
+        """The tools that the orchestrator's servers host, by name.
+
+        They are called over the sessions that carry the model calls, in turn with them. All servers
+        must host them; for tools of another host see `remote_tool.remote_tools`. Raises
+        `ProfileError` when there are none, and `QueueFull` and `EndpointsUnavailable`.
+        """
+        sessions = pooled(self._scope.pool, self._scope.name, self.path)
+        return await remote_tools(sessions, prefix=prefix, limits=limits)
 
     def run(
         self,

@@ -11,9 +11,10 @@ from opentelemetry.trace import SpanKind
 
 from nnrp_sched_orchestrator.program_scope import ProgramScope
 from nnrp_sched_orchestrator.records import EventT, Receipt
+from nnrp_sched_orchestrator.run_records import of_run_itself
 from nnrp_sched_orchestrator.running import Because, Running
 from nnrp_sched_orchestrator.snapshot import StreamKind, StreamSnapshot
-from nnrp_sched_orchestrator.tap import Tap
+from nnrp_sched_orchestrator.tap import OwnEvents, Tap
 from nnrp_sched_orchestrator.trace import AttributeValue, TraceSpan
 from nnrp_sched_orchestrator.work import ResultT, Work
 
@@ -113,7 +114,7 @@ class LiveStreams:
             stream_id,
             work,
             settings=settings,
-            tap=self._tap,
+            tap=OwnEvents(self._tap, of_run_itself) if kind == "run" else self._tap,
             ended=self._ended,
             traceparent=span.traceparent,
         )

@@ -6,6 +6,7 @@ from typing import Final
 
 import anyio
 import msgspec
+from msgspec import Struct
 
 from nnrp_sched.client import Chat, Outcome, Session
 from nnrp_sched.client.control import answer_of, told
@@ -22,6 +23,7 @@ from nnrp_sched.profile.tools import (
     build_tools,
 )
 from nnrp_sched_orchestrator.errors import ToolFailed
+from nnrp_sched_orchestrator.pool import Pool
 from nnrp_sched_orchestrator.tool_call import ToolLimits
 from nnrp_sched_orchestrator.tool_schema import check_name
 from nnrp_sched_orchestrator.tools import EmitOutput, Tool, ToolEnd, ToolRun, toolbox
@@ -29,8 +31,31 @@ from nnrp_sched_orchestrator.tools import EmitOutput, Tool, ToolEnd, ToolRun, to
 _STOP_SECONDS: Final = 6.0
 """How long a host may take to say that a tool is gone; it gives the tool itself 5 s."""
 
-Borrow = Callable[[], AbstractAsyncContextManager[Session]]
+
+class Lent(Struct, frozen=True):
+    """A session for one call."""
+
+    session: Session
+    endpoint: str
+    """Where it leads, for receipts."""
+
+
+Borrow = Callable[[], AbstractAsyncContextManager[Lent]]
 """Gives a session for one call, such as a pool's lease."""
+
+
+def pooled(pool: Pool, program: str, agent: str) -> Borrow:
+    """Sessions of a pool, one lease for each call: as fair, and as bounded, as model calls.
+
+    Every endpoint of the pool has to host the tools.
+    """
+
+    @asynccontextmanager
+    async def borrow() -> AsyncGenerator[Lent, None]:
+        async with pool.queue(program, agent) as lease:
+            yield Lent(lease.session, lease.endpoint)
+
+    return borrow
 
 
 async def remote_tools(
@@ -43,28 +68,26 @@ async def remote_tools(
     """The tools of the host behind a session, by name.
 
     Instead of a session, which its tools do not outlive, there may be something that gives one for
-    each call. `endpoint` stands in receipts, `prefix` before each name, `limits` are asked of the
-    host. Raises `ProfileError` when the server hosts no tools, `ConnectionLost`, and
+    each call. `endpoint` stands for a session in receipts, `prefix` before each name, `limits` are
+    asked of the host. Raises `ProfileError` when the server hosts no tools, `ConnectionLost`, and
     `ToolDefinitionError` for names that models cannot use.
     """
-    borrow = _always(session) if isinstance(session, Session) else session
+    borrow = _always(Lent(session, endpoint)) if isinstance(session, Session) else session
     wanted = limits or ToolLimits()
     async with borrow() as lent:
-        found = await answer_of(Chat(lent, build_tools(TOOLS_LIST, {})), ToolList)
-    return toolbox(_tool(each, borrow, endpoint, prefix, wanted) for each in found.tools)
+        found = await answer_of(Chat(lent.session, build_tools(TOOLS_LIST, {})), ToolList)
+    return toolbox(_tool(each, borrow, prefix, wanted) for each in found.tools)
 
 
-def _always(session: Session) -> Borrow:
+def _always(lent: Lent) -> Borrow:
     @asynccontextmanager
-    async def borrow() -> AsyncGenerator[Session, None]:
-        yield session
+    async def borrow() -> AsyncGenerator[Lent, None]:
+        yield lent
 
     return borrow
 
 
-def _tool(
-    told_of: ToolDescription, borrow: Borrow, endpoint: str, prefix: str, limits: ToolLimits
-) -> Tool:
+def _tool(told_of: ToolDescription, borrow: Borrow, prefix: str, limits: ToolLimits) -> Tool:
     name = f"{prefix}{told_of.name}"
     check_name(name)
 
@@ -77,7 +100,7 @@ def _tool(
         )
         return RemoteRun(body, borrow)
 
-    return Tool(name, told_of.description, told_of.parameters, start, endpoint)
+    return Tool(name, told_of.description, told_of.parameters, start)
 
 
 class RemoteRun:
@@ -87,14 +110,21 @@ class RemoteRun:
         self._body = body
         self._borrow = borrow
         self._receipt: AbortReceipt | None = None
+        self._endpoint = "remote"
+
+    @property
+    def endpoint(self) -> str | None:
+        """Where it was sent, once it was."""
+        return self._endpoint
 
     async def run(self, emit: EmitOutput) -> ToolEnd:
         """Call it. Raises `ToolFailed` when the host refuses or is lost.
 
         When cancelled, the host is told, and asked what became of the tool.
         """
-        async with self._borrow() as session:
-            chat = Chat(session, build_tools(TOOLS_CALL, told(self._body) or {}))
+        async with self._borrow() as lent:
+            self._endpoint = lent.endpoint
+            chat = Chat(lent.session, build_tools(TOOLS_CALL, told(self._body) or {}))
             try:
                 async for event in chat:
                     if isinstance(event, ToolOutputDelta):

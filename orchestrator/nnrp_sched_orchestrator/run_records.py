@@ -9,7 +9,7 @@ from nnrp_sched.errors import NnrpSchedError
 from nnrp_sched.profile import Event
 from nnrp_sched_orchestrator.records import Receipt, StreamStatus, StreamTimings
 from nnrp_sched_orchestrator.tool_messages import Message
-from nnrp_sched_orchestrator.tool_stream import ToolEvent, ToolResult
+from nnrp_sched_orchestrator.tool_stream import ToolEvent, ToolFinished, ToolResult
 
 
 class TurnStarted(Struct, frozen=True):
@@ -22,6 +22,17 @@ class TurnStarted(Struct, frozen=True):
 
 RunEvent = Event | ToolEvent | TurnStarted
 """In the order things happened; a tool's events may come between the model's."""
+
+
+def of_run_itself(event: RunEvent) -> bool:
+    """Whether neither its model calls nor its tools have told of it: they are streams too."""
+    match event:
+        case TurnStarted():
+            return True
+        case ToolFinished(result=result):
+            return result.receipt is None  # Nothing was started.
+        case _:
+            return False
 
 
 class RunResult(Struct, frozen=True):

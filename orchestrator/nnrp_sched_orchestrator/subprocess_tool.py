@@ -111,6 +111,9 @@ def _words(name: str, command: Command, arguments: Mapping[str, Any]) -> list[st
 class ProcessRun:
     """A program's run, from its start to the end of all it has started."""
 
+    endpoint = None
+    """It runs here."""
+
     def __init__(self, name: str, words: Sequence[str], settings: ProcessSettings) -> None:
         self._name = name
         self._words = words

@@ -1,5 +1,6 @@
 """Somebody who listens to all streams of an agent."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -26,3 +27,21 @@ class NoTap:
 
 
 NO_TAP = NoTap()
+
+
+class OwnEvents:
+    """For a stream that repeats what others tell: only its own events go on to the tap."""
+
+    def __init__(self, tap: Tap, own: Callable[[Any], bool]) -> None:
+        self._tap = tap
+        self._own = own
+
+    @property
+    def open(self) -> bool:
+        """Whether anybody listens."""
+        return self._tap.open
+
+    async def take(self, stream_id: str, event: Any) -> None:
+        """Hand it on, unless another stream has told it."""
+        if self._own(event):
+            await self._tap.take(stream_id, event)

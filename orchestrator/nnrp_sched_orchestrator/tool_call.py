@@ -63,6 +63,11 @@ class BoundedCall:
         self._handed_on = 0
         self._emit_failure: BaseException | None = None
 
+    @property
+    def endpoint(self) -> str | None:
+        """Where the tool runs, once it does; None: in this process or below it."""
+        return None if self._run is None else self._run.endpoint
+
     async def run(self, emit: EmitOutput) -> ToolAnswer:
         """Run the tool; raises only what `emit` does. When cancelled, the tool is stopped."""
 

@@ -79,7 +79,6 @@ class ToolWork:
     ) -> None:
         """`call` is what the model, or a program, asked for."""
         self._id = stream_id
-        self._tool = tool
         self._call = call
         self._bounded = BoundedCall(tool, call.arguments, limits or ToolLimits())
         self._watch = Stopwatch()
@@ -101,7 +100,7 @@ class ToolWork:
         await emit(ToolStarted(self._call.call_id, self._call.name, self._call.arguments))
         answer = self._answer = await self._bounded.run(take)
         self._watch.finish()
-        self._receipt = Receipt(self._id, endpoint=self._tool.endpoint)
+        self._receipt = Receipt(self._id, endpoint=self._bounded.endpoint)
         failure = ToolFailed(answer.message) if answer.status == "failed" else None
         result = self.partial("completed" if failure is None else "failed", failure)
         await emit(ToolFinished(self._call.call_id, result))
@@ -118,18 +117,18 @@ class ToolWork:
             accepted = not self._running
             self._receipt = Receipt(
                 self._id,
-                endpoint=self._tool.endpoint,
+                endpoint=self._bounded.endpoint,
                 state=state,
                 accepted=accepted,
                 reason=reason,
             )
             return self._receipt
         told = await self._bounded.stop(reason)
-        remote = self._tool.endpoint is not None
+        remote = self._bounded.endpoint is not None
         self._receipt = Receipt(
             self._id,
             operation=told.request_id or None if remote else None,
-            endpoint=self._tool.endpoint,
+            endpoint=self._bounded.endpoint,
             state=told.state if remote else "local",
             accepted=told.accepted,
             authoritative=told.authoritative,

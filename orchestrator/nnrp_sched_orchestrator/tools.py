@@ -44,6 +44,11 @@ class ToolEnd(Struct, frozen=True):
 class ToolRun(Protocol):
     """One call of a tool."""
 
+    @property
+    def endpoint(self) -> str | None:
+        """Where it runs; None: in this process or below it."""
+        ...
+
     async def run(self, emit: EmitOutput) -> ToolEnd:
         """Do it; raises whatever went wrong.
 
@@ -66,8 +71,6 @@ class Tool(Struct, frozen=True):
     """The JSON schema of its arguments, an object's."""
     start: Callable[[str], ToolRun]
     """A run with these arguments, JSON text; raises `ToolFailed` for arguments that do not fit."""
-    endpoint: str | None = None
-    """Where it runs; None: in this process or as a child of it."""
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -159,6 +162,8 @@ def output_text(value: object) -> str:
 
 class _FunctionRun:
     """A call of an async function; it is gone once its coroutine has ended."""
+
+    endpoint = None
 
     def __init__(
         self, name: str, function: AsyncTool, arguments: Mapping[str, Any], *, streams: bool

@@ -22,7 +22,7 @@ from nnrp_sched_orchestrator.agent import Agent
 from nnrp_sched_orchestrator.agent_run import AgentRun, RunSettings
 from nnrp_sched_orchestrator.budget import Budget
 from nnrp_sched_orchestrator.errors import BudgetExceeded, TurnsExceeded
-from nnrp_sched_orchestrator.records import ModelResult
+from nnrp_sched_orchestrator.records import ModelResult, StreamEvent
 from nnrp_sched_orchestrator.run_records import RunEvent, RunResult, TurnStarted
 from nnrp_sched_orchestrator.stream import Stream
 from nnrp_sched_orchestrator.subprocess_tool import ProcessSettings, subprocess_tool
@@ -361,6 +361,26 @@ async def test_a_fan_out_that_allows_no_tool_ends_the_run_with_what_was_spent() 
         "tool",
         "tool",
     ]
+
+
+async def test_who_listens_to_the_agent_hears_each_event_of_a_run_once() -> None:
+    heard: list[StreamEvent[Any]] = []
+
+    async with program(conversing) as (_, root):
+        with anyio.fail_after(SECONDS):
+            async with root.agent("a") as agent:
+                events = agent.events()
+                run = started(
+                    agent,
+                    calls(("echo", '{"text":"a b"}'), ("nobody", "{}")),
+                    says("Done."),
+                    tools=[echo],
+                )
+                read = [event async for event in run]
+            heard = [event async for event in events]
+    assert sorted(repr(each.event) for each in heard) == sorted(repr(each) for each in read)
+    own = [type(each.event) for each in heard if each.stream_id == run.id]
+    assert own == [TurnStarted, ToolFinished, TurnStarted]
 
 
 async def test_a_run_follows_one_answer_only() -> None:

@@ -16,7 +16,7 @@ from nnrp_sched.profile.tools import ToolAnswer, ToolDescription
 from nnrp_sched.server import ServerLimits
 from nnrp_sched_orchestrator.errors import ToolDefinitionError, ToolFailed
 from nnrp_sched_orchestrator.records import ToolCall
-from nnrp_sched_orchestrator.remote_tool import remote_tools
+from nnrp_sched_orchestrator.remote_tool import Lent, remote_tools
 from nnrp_sched_orchestrator.subprocess_tool import ProcessSettings, subprocess_tool
 from nnrp_sched_orchestrator.tool_call import ToolLimits
 from nnrp_sched_orchestrator.tool_host import LocalToolHost
@@ -190,22 +190,24 @@ async def _over(carrier: Any) -> AsyncGenerator[Session, None]:
         yield session
 
 
-async def test_many_calls_of_a_run_share_the_session_with_its_chats(tmp_path: Path) -> None:
-    """One connection carries the model and the tools: the server has both."""
-    async with program(conversing) as (play_, agent):
-        server = play_.hosts[0].server
+async def test_calls_of_a_run_share_the_pools_sessions_with_its_chats() -> None:
+    """The server has both, the model and the tools."""
+    async with program(conversing) as (stage, agent):
+        server = stage.hosts[0].server
         assert server is not None
         server.tools.host = LOCAL
-        async with play_.hosts[0].connect() as connection, connection.session() as session:
-            with anyio.fail_after(SECONDS):
-                tools = await remote_tools(session, prefix="far-")
-                made = [("far-count", f'{{"to":{number}}}') for number in range(20)]
-                run = agent.run("Count.", tools, turns=[calls(*made), says("Done.")])
-                result = await run.result()
+        connections = stage.hosts[0].connections
+        with anyio.fail_after(SECONDS):
+            tools = await agent.remote_tools(prefix="far-")
+            made = [("far-count", f'{{"to":{number}}}') for number in range(20)]
+            run = agent.run("Count.", tools, turns=[calls(*made), says("Done.")])
+            result = await run.result()
+        assert stage.hosts[0].connections == connections
     assert [call.text for call in result.calls] == [
         "".join(f"{at}\n" for at in range(number)) for number in range(20)
     ]
-    assert all(call.receipt is not None for call in result.calls)
+    assert {each.endpoint for each in result.tool_receipts} == {stage.hosts[0].name}
+    assert len(result.tool_receipts) == 20
 
 
 async def test_a_server_without_tools_is_told_apart() -> None:
@@ -250,17 +252,20 @@ async def test_a_session_can_be_borrowed_for_each_call() -> None:
     async with scripted_server(AbsentEngine(), tool_host=LOCAL) as served:
 
         @asynccontextmanager
-        async def borrow() -> AsyncGenerator[Session, None]:
+        async def borrow() -> AsyncGenerator[Lent, None]:
             lent.append("out")
             async with served.connect() as connection, connection.session() as session:
-                yield session
+                yield Lent(session, f"call {len(lent)}")
             lent.append("back")
 
         async with program() as (_, agent):
             with anyio.fail_after(SECONDS):
                 tools = await remote_tools(borrow)
-                assert (await agent.call_tool(tools["count"], {"to": 1}).result()).text == "0\n"
+                result = await agent.call_tool(tools["count"], {"to": 1}).result()
     assert lent == ["out", "back"] * 2
+    assert result.text == "0\n"
+    assert result.receipt is not None
+    assert result.receipt.endpoint == "call 3"
 
 
 async def test_an_answer_of_a_strange_form_is_a_failure() -> None:

@@ -196,6 +196,8 @@ async def test_a_cancelled_call_says_what_became_of_its_tool() -> None:
     class Slow:
         """A tool whose end is told by somebody else."""
 
+        endpoint = None
+
         async def run(self, emit: EmitOutput) -> ToolEnd:
             await anyio.sleep_forever()
             return ToolEnd()
