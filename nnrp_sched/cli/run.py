@@ -11,11 +11,13 @@ import anyio
 import click
 import msgspec
 
+from nnrp_sched.cli.hosted_tools import tool_host, tools_option
 from nnrp_sched.cli.observers import MetricsAddress, metrics_option
 from nnrp_sched.cli.options import limits_from, max_in_flight_option
 from nnrp_sched.cli.scheduling_policy import PRIORITY_POLICY, names_policy
 from nnrp_sched.cli.security import listening
 from nnrp_sched.cli.serving import serve_until_stopped
+from nnrp_sched.engine.tool_port import ToolHost
 from nnrp_sched.errors import StartError, UnsupportedVllm
 from nnrp_sched.server import ServerLimits
 from nnrp_sched.transport import Endpoint, ServerSecurity
@@ -39,6 +41,7 @@ _OFF = "off"
 )
 @max_in_flight_option
 @metrics_option
+@tools_option
 @click.argument("vllm_arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
     patch_vllm: bool,
@@ -48,6 +51,7 @@ def command(
     http: str,
     max_in_flight: int,
     metrics: MetricsAddress | None,
+    tools: str | None,
     vllm_arguments: tuple[str, ...],
 ) -> None:
     """Start vLLM with an NNRP listener beside its HTTP server.
@@ -74,6 +78,7 @@ def command(
             err=True,
         )
         vllm_arguments = (*PRIORITY_POLICY, *vllm_arguments)
+    host = None if tools is None else tool_host(tools)
     stdout = _keep_stdout_for_ourselves()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _terminate)
@@ -85,6 +90,7 @@ def command(
             endpoints=endpoints,
             security=security,
             metrics=metrics,
+            host=host,
             http=None if http == _OFF else http,
             limits=limits_from(max_in_flight),
             vllm_arguments=vllm_arguments,
@@ -119,6 +125,7 @@ async def _run(
     endpoints: list[Endpoint],
     security: ServerSecurity,
     metrics: MetricsAddress | None,
+    host: ToolHost | None,
     http: str | None,
     limits: ServerLimits,
     vllm_arguments: tuple[str, ...],
@@ -151,6 +158,7 @@ async def _run(
             limits=limits,
             security=security,
             metrics=metrics,
+            tool_host=host,
             announcement={
                 "http": serving.http,
                 "model": description.models[0],

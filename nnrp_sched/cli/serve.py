@@ -6,6 +6,7 @@ from functools import partial
 import anyio
 import click
 
+from nnrp_sched.cli.hosted_tools import tool_host, tools_option
 from nnrp_sched.cli.observers import MetricsAddress, metrics_option
 from nnrp_sched.cli.options import limits_from, max_in_flight_option
 from nnrp_sched.cli.security import listening
@@ -24,6 +25,7 @@ from nnrp_sched.transport import Endpoint, ServerSecurity
 @listening
 @max_in_flight_option
 @metrics_option
+@tools_option
 @click.option(
     "--slots", type=click.IntRange(1), help="Chats that run at once; the others wait. Default: all."
 )
@@ -33,6 +35,7 @@ def command(
     security: ServerSecurity,
     max_in_flight: int,
     metrics: MetricsAddress | None,
+    tools: str | None,
     slots: int | None,
 ) -> None:
     """Serve the scripted engine: the same server without vLLM.
@@ -45,6 +48,7 @@ def command(
       nnrp-sched serve --listen wss://0.0.0.0:7443/nnrp --token-file token.txt \\
           --tls-certificate server.pem --tls-key server-key.pem
     """
+    host = None if tools is None else tool_host(tools)
     scripted = ScriptedEngine(slots=slots)
     anyio.run(
         partial(
@@ -54,6 +58,7 @@ def command(
             limits=limits_from(max_in_flight),
             security=security,
             metrics=metrics,
+            tool_host=host,
             announcement={
                 "http": None,
                 "model": scripted.description.models[0],

@@ -85,6 +85,8 @@ async def serve_until_stopped(
             "endpoints": [str(endpoint) for endpoint in server.endpoints],
             **announcement,
         }
+        if tool_host is not None:
+            ready["tools"] = [tool.name for tool in tool_host.tools]
         if watch.metrics is not None:
             ready["metrics"] = watch.metrics
         try:

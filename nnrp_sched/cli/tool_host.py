@@ -1,22 +1,17 @@
 """`nnrp-sched tool-host`: tools of a Python module, for agents elsewhere."""
 
-import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from importlib import import_module
-from operator import attrgetter
-from typing import Any
 
 import anyio
 import click
 
+from nnrp_sched.cli.hosted_tools import MAX_OUTPUT_BYTES, MAX_SECONDS, tool_host
 from nnrp_sched.cli.options import max_in_flight_option
 from nnrp_sched.cli.security import listening
 from nnrp_sched.cli.serving import serve_until_stopped
 from nnrp_sched.engine.absent import AbsentEngine
-from nnrp_sched.engine.tool_port import ToolHost
-from nnrp_sched.errors import StartError
 from nnrp_sched.server import ServerLimits
 from nnrp_sched.transport import Endpoint, ServerSecurity
 
@@ -34,13 +29,13 @@ from nnrp_sched.transport import Endpoint, ServerSecurity
 @click.option(
     "--max-output-bytes",
     type=click.IntRange(0),
-    default=1024 * 1024,
+    default=MAX_OUTPUT_BYTES,
     help="Output of one call that is sent; what comes after it is left out.",
 )
 @click.option(
     "--max-seconds",
     type=click.FloatRange(0, 1e9, min_open=True),
-    default=600.0,
+    default=MAX_SECONDS,
     help="How long one call may run; then it is stopped.",
 )
 def command(
@@ -68,7 +63,7 @@ def command(
       nnrp-sched tool-host my_tools:TOOLS --listen nnrps://0.0.0.0:7438 \\
           --token-file token.txt --tls-certificate host.pem --tls-key host-key.pem
     """
-    host = _host(tools, max_output_bytes, max_seconds)
+    host = tool_host(tools, output_bytes=max_output_bytes, seconds=max_seconds)
     _warn(endpoints, security)
     anyio.run(
         partial(
@@ -84,49 +79,10 @@ def command(
                 "vllm": None,
                 "binding": None,
                 "patched": [],
-                "tools": [tool.name for tool in host.tools],
             },
             stdout=sys.stdout,
         )
     )
-
-
-def _host(text: str, output_bytes: int, seconds: float) -> ToolHost:
-    from nnrp_sched_orchestrator.tool_call import ToolLimits
-    from nnrp_sched_orchestrator.tool_host import LocalToolHost
-
-    limits = ToolLimits(output_bytes=output_bytes, seconds=seconds)
-    return LocalToolHost(_several(_found(text)), limits)
-
-
-def _found(text: str) -> Any:
-    """What MODULE:TOOLS names; modules of the current folder count."""
-    name, _, path = text.partition(":")
-    if not name or not path:
-        raise click.UsageError(
-            f"{text!r} is not MODULE:TOOLS, such as my_tools:TOOLS for the list TOOLS of "
-            "my_tools.py"
-        )
-    sys.path.insert(0, os.getcwd())
-    try:
-        module = import_module(name)
-    except Exception as error:
-        # The user's own code runs here, and may fail in any way.
-        raise StartError(f"cannot import {name}: {type(error).__name__}: {error}") from error
-    try:
-        return attrgetter(path)(module)
-    except AttributeError as error:
-        raise StartError(f"the module {name} ({module.__file__}) has no {path}") from error
-
-
-def _several(found: Any) -> Sequence[Any]:
-    from nnrp_sched_orchestrator.tools import Tool
-
-    if isinstance(found, Mapping):
-        return list(found.values())
-    if isinstance(found, Tool) or not isinstance(found, Iterable):
-        return [found]
-    return list(found)
 
 
 def _warn(endpoints: Sequence[Endpoint], security: ServerSecurity) -> None:

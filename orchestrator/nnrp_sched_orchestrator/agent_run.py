@@ -67,7 +67,7 @@ class AgentRun:
         self._id = stream_id
         self._owner = owner
         self._settings = settings or RunSettings()
-        self._tools = toolbox(tools.values() if isinstance(tools, Mapping) else tools)
+        self._tools = toolbox(tools)
         self._options = options
         self._messages = _begun(messages)
         self._turns: list[Turn] = []

@@ -99,13 +99,17 @@ def _words(name: str, command: Command, arguments: Mapping[str, Any]) -> list[st
         given: Any = command(**arguments)
         if isinstance(given, str):
             raise TypeError("it gave one text, not a list: the program and each of its arguments")
-        words = [str(os.fspath(word)) for word in given]
+        words = [_word(word) for word in given]
         if not words:
             raise ValueError("it gave no program")
     except Exception as error:
         # Whatever it does not like about its arguments is for the model to read.
         raise ToolFailed(f"{name}: {error or type(error).__name__}") from error
     return words
+
+
+def _word(word: str | os.PathLike[str]) -> str:
+    return os.fspath(word)
 
 
 class ProcessRun:
@@ -131,9 +135,7 @@ class ProcessRun:
         await anyio.lowlevel.checkpoint_if_cancelled()
         variables = self._settings.environment
         environment, mark = marked(os.environ if variables is None else variables)
-        # Shielded: a process that nobody knows of could not be ended.
-        with anyio.CancelScope(shield=True):
-            process = await self._started(environment)
+        process = await self._started(environment)
         group = ProcessGroup(process.pid, mark)
         try:
             return await self._served(process, group, emit)
@@ -151,16 +153,21 @@ class ProcessRun:
         )
 
     async def _started(self, environment: Mapping[str, str]) -> Process:
+        process: Process | None = None
         try:
-            return await anyio.open_process(
-                self._words,
-                stdin=subprocess.DEVNULL,
-                cwd=self._settings.cwd,
-                env=environment,
-                start_new_session=True,
-            )
+            # A process that nobody knows of could not be ended.
+            with anyio.CancelScope(shield=True):
+                process = await anyio.open_process(
+                    self._words,
+                    stdin=subprocess.DEVNULL,
+                    cwd=self._settings.cwd,
+                    env=environment,
+                    start_new_session=True,
+                )
         except (OSError, ValueError) as error:
             raise ToolFailed(f"{self._words[0]} cannot be started: {error}") from error
+        assert process is not None
+        return process
 
     async def _served(self, process: Process, group: ProcessGroup, emit: EmitOutput) -> ToolEnd:
         assert process.stdout is not None

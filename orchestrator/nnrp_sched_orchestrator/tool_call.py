@@ -138,9 +138,15 @@ def _is_our_cancellation(error: BaseException) -> bool:
     return cancelled and isinstance(error, asyncio.CancelledError)
 
 
+def _only(error: BaseException) -> BaseException | None:
+    """The one error in a group."""
+    inner: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    return inner[0] if isinstance(error, BaseExceptionGroup) and len(inner) == 1 else None
+
+
 def _told(error: BaseException) -> str:
     """What a model is told of an error: of a group of one, that one."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
+    while (inner := _only(error)) is not None:
+        error = inner
     text = str(error) if isinstance(error, ToolFailed) else f"{type(error).__name__}: {error}"
     return text[:_LONGEST_MESSAGE]

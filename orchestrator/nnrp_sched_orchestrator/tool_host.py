@@ -1,6 +1,6 @@
 """Tools for others: what a server needs of its tool host (`engine.tool_port`), over our tools."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from nnrp_sched.profile.tools import CallBody, ToolDescription
 from nnrp_sched_orchestrator.tool_call import BoundedCall, ToolLimits
@@ -10,7 +10,11 @@ from nnrp_sched_orchestrator.tools import AsyncTool, Tool, toolbox
 class LocalToolHost:
     """Runs tools of this process for remote callers, each call within limits."""
 
-    def __init__(self, tools: Iterable[Tool | AsyncTool], limits: ToolLimits | None = None) -> None:
+    def __init__(
+        self,
+        tools: Iterable[Tool | AsyncTool] | Mapping[str, Tool],
+        limits: ToolLimits | None = None,
+    ) -> None:
         """`limits` bound each call; a caller can only want less. Raises `ToolDefinitionError`."""
         self._tools = toolbox(tools)
         self._limits = limits or ToolLimits()

@@ -108,10 +108,15 @@ def function_tool(
     return Tool(schema.name, schema.description, schema.parameters, start)
 
 
-def toolbox(items: Iterable[Tool | AsyncTool]) -> dict[str, Tool]:
-    """Tools by their names; functions become tools. Raises `ToolDefinitionError`."""
+def toolbox(items: Iterable[Tool | AsyncTool] | Mapping[str, Tool]) -> dict[str, Tool]:
+    """Tools by their names; functions become tools. Raises `ToolDefinitionError`.
+
+    Of a mapping its values count.
+    """
+    given: Any = items
+    members: Iterable[Tool | AsyncTool] = given.values() if isinstance(items, Mapping) else given
     box: dict[str, Tool] = {}
-    for item in items:
+    for item in members:
         if not isinstance(item, Tool) and not callable(item):
             raise ToolDefinitionError(f"{item!r} is no tool: a Tool or an async function is needed")
         each = item if isinstance(item, Tool) else function_tool(item)

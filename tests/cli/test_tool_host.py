@@ -124,6 +124,7 @@ async def test_the_tools_of_a_module_can_be_called_from_elsewhere(folder: Path) 
 async def test_sigterm_lets_calls_finish_and_a_second_one_leaves_no_process(folder: Path) -> None:
     address = f"unix://{folder}/tools.sock"
     told = folder / "pids"
+    pids: list[int] = []
     script = f"trap '' TERM; echo $$ >>{told}; sleep 1000 & echo $! >>{told}; wait; wait"
     with hosting(folder, "my_tools:BY_NAME", "--listen", address) as (process, _):
         async with connect(address) as connection, connection.session() as session:
@@ -142,13 +143,41 @@ async def test_sigterm_lets_calls_finish_and_a_second_one_leaves_no_process(fold
             chat = Chat(session, build_tools(TOOLS_CALL, body))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(chat.result)
-                pids = await written(told, 2)
+                pids += await written(told, 2)
                 process.send_signal(signal.SIGTERM)
                 with anyio.fail_after(SECONDS):
                     await until_unreachable(address)
                     process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS) == 0
     assert not any(alive(pid) for pid in pids)
+
+
+def test_an_engine_can_have_tools_beside_it(folder: Path) -> None:
+    address = f"unix://{folder}/both.sock"
+    command = [sys.executable, "-m", "nnrp_sched", "serve", "--tools", "my_tools:TOOLS"]
+    process = subprocess.Popen(
+        [*command, "--listen", address],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=_environment({}),
+    )
+    try:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        found = subprocess.run(
+            [sys.executable, "-m", "nnrp_sched", "capabilities", "--endpoint", address],
+            capture_output=True,
+            timeout=SECONDS,
+            check=True,
+        )
+    finally:
+        process.kill()
+        process.communicate(timeout=SECONDS)
+    document = json.loads(found.stdout)
+    assert (ready["model"], ready["tools"]) == ("example-model", ["count", "shell"])
+    assert document["compatibility_levels"] == [1]
+    assert TOOLS_SCHEMA in [each["name"] for each in document["extensions"]]
 
 
 @pytest.mark.anyio

@@ -342,7 +342,7 @@ async def test_a_model_call_that_fails_fails_the_run_once_and_stops_its_tools() 
     assert run.partial.error is failure.value
     assert not any(isinstance(event, Completed) for event in events)
     messages = run.partial.messages
-    calls_made = messages[1]["tool_calls"] if len(messages) > 1 else []
+    calls_made: list[Any] = messages[1]["tool_calls"] if len(messages) > 1 else []
     assert len(messages) == 1 + bool(calls_made) + len(calls_made)
 
 
@@ -379,7 +379,7 @@ async def test_who_listens_to_the_agent_hears_each_event_of_a_run_once() -> None
                 read = [event async for event in run]
             heard = [event async for event in events]
     assert sorted(repr(each.event) for each in heard) == sorted(repr(each) for each in read)
-    own = [type(each.event) for each in heard if each.stream_id == run.id]
+    own: list[Any] = [type(each.event) for each in heard if each.stream_id == run.id]
     assert own == [TurnStarted, ToolFinished, TurnStarted]
 
 

@@ -8,12 +8,15 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from anyio.lowlevel import checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nnrp_sched_orchestrator.errors import ToolFailed
 from nnrp_sched_orchestrator.process_group import MARK
 from nnrp_sched_orchestrator.subprocess_tool import ProcessSettings, subprocess_tool
 from nnrp_sched_orchestrator.tools import Tool, ToolEnd, ToolRun
-from tests.support.processes import SECONDS, alive, in_group, written
+from tests.support.processes import SECONDS, alive, in_group, with_variable, written
 
 pytestmark = pytest.mark.anyio
 
@@ -116,19 +119,40 @@ async def test_a_shell_that_forks_and_ignores_sigterm_leaves_nothing_when_cancel
         f" wait) & setsid sleep 1000 & echo $! >>{told}; wait; wait"
     )
     run = started(shell(), script=script)
+    pids: list[int] = []
 
     async def ignore(_text: str) -> None: ...
 
     with anyio.fail_after(SECONDS):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run.run, ignore)
-            pids = await written(told, 3)
+            pids += await written(told, 3)
             tasks.cancel_scope.cancel()
         receipt = await run.stop("not wanted")
     assert not any(alive(pid) for pid in pids)
     assert in_group(pids[0]) == []
     assert (receipt.accepted, receipt.authoritative, receipt.state) == (True, True, "running")
     assert receipt.latency_ms >= 100  # It had its time to heed SIGTERM.
+
+
+@given(st.integers(0, 400), st.booleans())
+@settings(max_examples=25, deadline=None)
+async def test_whenever_it_is_cancelled_nothing_is_left(turns: int, deaf: bool) -> None:
+    """After so many turns of the loop: before, while and after it starts, or has ended."""
+    script = "trap '' TERM; " * deaf + "sleep 1000 & setsid sleep 1000 & echo; sleep 0.05"
+    environment = {"PATH": os.environ["PATH"], MARK: "outermost"}
+    run = started(shell(environment=environment), script=script)
+
+    async def ignore(_text: str) -> None: ...
+
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run.run, ignore)
+            for _ in range(turns):
+                await checkpoint()
+            tasks.cancel_scope.cancel()
+    assert (await run.stop("")).authoritative
+    assert with_variable(f"{MARK}=outermost.") == []
 
 
 async def test_a_run_that_was_cancelled_before_it_began_has_started_nothing() -> None:

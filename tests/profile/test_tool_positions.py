@@ -90,25 +90,22 @@ def test_an_id_that_changes_within_a_call_begins_none() -> None:
         assert completed(events) == [(0, "a", "f", "{}")]
 
 
-ENTRIES = st.fixed_dictionaries(
-    {"index": st.integers(0, 2) | st.none()},
-    optional={
-        "id": st.sampled_from(["a", "b", "", None]),
-        "function": st.fixed_dictionaries(
-            {},
-            optional={
-                "name": st.sampled_from(["f", "g", None]),
-                "arguments": st.sampled_from(["{}", "{", "}", "", None]),
-            },
-        ),
-    },
+def _entry(index: int | None, call_id: str | None, name: str | None, piece: str | None) -> Any:
+    return {"index": index, "id": call_id, "function": {"name": name, "arguments": piece}}
+
+
+def _chunk(entries: list[Any]) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"tool_calls": entries}}]}
+
+
+ENTRIES: st.SearchStrategy[Any] = st.builds(
+    _entry,
+    st.integers(0, 2) | st.none(),
+    st.sampled_from(["a", "b", "", None]),
+    st.sampled_from(["f", "g", None]),
+    st.sampled_from(["{}", "{", "}", "", None]),
 )
-CHUNKS = st.lists(
-    st.lists(ENTRIES, max_size=3).map(
-        lambda entries: {"choices": [{"index": 0, "delta": {"tool_calls": entries}}]}
-    ),
-    max_size=6,
-)
+CHUNKS = st.lists(st.builds(_chunk, st.lists(ENTRIES, max_size=3)), max_size=6)
 
 
 @given(CHUNKS)

@@ -30,6 +30,20 @@ def in_group(group: int) -> list[int]:
     return found
 
 
+def with_variable(beginning: str) -> list[int]:
+    """The living processes with an environment variable that begins so."""
+    found: list[int] = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                variables = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if any(each.startswith(beginning.encode()) for each in variables) and alive(int(name)):
+                found.append(int(name))
+    return found
+
+
 def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
