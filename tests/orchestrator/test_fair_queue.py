@@ -219,7 +219,7 @@ def test_positions_tell_the_order_in_which_all_are_served(
     assert all(queue.position(item) is None for item in items)
 
 
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(2, 128), st.lists(st.integers(100, 400), min_size=1, max_size=50))
 def test_equals_that_always_wait_get_the_same_whatever_their_calls_cost(
     agents: int, costs: list[int]
@@ -306,7 +306,7 @@ class Waits(RuleBasedStateMachine):
             assert self.queue.waiting_in(lane) == waiting
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(
         st.tuples(NAMES, AGENTS, st.sampled_from([0.5, 1, 3]), COSTS), min_size=1, max_size=20

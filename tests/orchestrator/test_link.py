@@ -18,7 +18,8 @@ from nnrp_sched_orchestrator.errors import EndpointsUnavailable
 from nnrp_sched_orchestrator.features import features_of
 from nnrp_sched_orchestrator.link import Link, Means
 from nnrp_sched_orchestrator.pool import Pool
-from tests.support.server_stage import SECONDS, quick, stage, until
+from nnrp_sched_orchestrator.pool_records import PoolSettings
+from tests.support.server_stage import SECONDS, Host, quick, stage, until
 from tests.support.serving import script
 
 pytestmark = pytest.mark.anyio
@@ -107,34 +108,59 @@ async def test_a_connection_that_held_long_is_made_again_at_once() -> None:
 # --- signs of life --------------------------------------------------------------------------------
 
 
+class Probes:
+    """Says when a link asks its server for a sign of life; other waits are short."""
+
+    def __init__(self, host: Host, settings: PoolSettings) -> None:
+        self.means = Means(lambda _: host.connect(), lambda: Backoff(0.001, 0.001), self.sleep)
+        self.asked = 0
+        self.go = anyio.Event()
+        self._settings = settings
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds == self._settings.probe_seconds:
+            await self.go.wait()
+            self.asked += 1
+        await anyio.lowlevel.checkpoint()
+
+
 async def test_a_server_that_stops_answering_is_given_up_and_its_calls_are_told() -> None:
-    async with stage() as hosts, hosts.pool(quick(probe_seconds=0.02)) as pool:
-        ends: list[str] = []
+    settings = quick(probe_seconds=0.05)
+    async with stage() as hosts:
+        probes = Probes(hosts[0], settings)
+        async with Pool.open("host-0", settings, means=probes.means) as pool:
+            ends: list[str] = []
 
-        async def call() -> None:
-            async with pool.queue("p", "a") as lease:
-                try:
-                    await lease.session.chat(script(text="x", hold=True)).result()
-                except ConnectionLost as error:
-                    ends.append(str(error))
+            async def call() -> None:
+                async with pool.queue("p", "a") as lease:
+                    try:
+                        await lease.session.chat(script(text="x", hold=True)).result()
+                    except ConnectionLost as error:
+                        ends.append(str(error))
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(call)
-            await until(lambda: hosts[0].running == 1)
-            hosts[0].mute()
-            await until(lambda: len(ends) == 1)
-            await until(lambda: hosts[0].connections == 2)
-        await until(lambda: pool.endpoints[0].state == "up")
-        assert pool.in_flight == 0
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call)
+                await until(lambda: hosts[0].running == 1)
+                hosts[0].mute()
+                probes.go.set()
+                await until(lambda: len(ends) == 1)
+                probes.go = anyio.Event()
+            await until(lambda: hosts[0].connections > 1 and pool.endpoints[0].state == "up")
+            assert pool.in_flight == 0
+            assert pool.endpoints[0].last_error is not None
 
 
 async def test_a_server_that_answers_keeps_its_connection_however_often_it_is_asked() -> None:
-    async with stage() as hosts, hosts.pool(quick(probe_seconds=0.002)) as pool:
-        async with pool.queue("p", "a") as lease:
-            text = "x " * 50
-            outcome = await lease.session.chat(script(text=text, delay_ms=1)).result()
-            assert outcome.text == text
-        assert hosts[0].connections == 1
+    settings = quick(probe_seconds=SECONDS)
+    async with stage() as hosts:
+        probes = Probes(hosts[0], settings)
+        probes.go.set()
+        async with Pool.open("host-0", settings, means=probes.means) as pool:
+            await until(lambda: probes.asked > 20)
+            async with pool.queue("p", "a") as lease:
+                outcome = await lease.session.chat(script(text="x " * 50)).result()
+                assert outcome.text == "x " * 50
+            assert hosts[0].connections == 1
 
 
 # --- what a server declares -----------------------------------------------------------------------

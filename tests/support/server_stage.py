@@ -13,7 +13,16 @@ from nnrp_sched.client.connect import over_carrier
 from nnrp_sched.engine.scripted import ScriptedEngine
 from nnrp_sched.errors import PeerUnreachable
 from nnrp_sched.server import Server, ServerLimits
-from nnrp_sched.transport import Carrier, Endpoint, memory_pair, parse_endpoint
+from nnrp_sched.transport import (
+    Carrier,
+    Endpoint,
+    Listener,
+    ListenLimits,
+    ServerSecurity,
+    listen,
+    memory_pair,
+    parse_endpoint,
+)
 from nnrp_sched_orchestrator.pool import Pool
 from nnrp_sched_orchestrator.pool_records import PoolSettings
 
@@ -54,6 +63,7 @@ class Host:
         """Connections that were made to it."""
         self._carriers: list[_Mutable] = []
         self._serving: TaskGroup | None = None
+        self._listener: Listener | None = None
         self._tasks = tasks
         self._prepare = prepare
         self._tcp = tcp
@@ -77,9 +87,10 @@ class Host:
             async with anyio.create_task_group() as tasks:
                 self._serving = tasks
                 if self._tcp:
-                    await server.listen(self._endpoint, tasks)
-                    self._endpoint = server.endpoints[0]
+                    self._listener = await listen(self._endpoint, ServerSecurity(), ListenLimits())
+                    self._endpoint = self._listener.endpoint
                     self.name = str(self._endpoint)
+                    tasks.start_soon(self._listener.serve, server.serve_carrier)
                 self.server = server
                 started.set()
                 await anyio.sleep_forever()
@@ -88,14 +99,25 @@ class Host:
     async def stop(self) -> None:
         """Let the server go down in order, at once: every operation gets its terminal."""
         assert self.server is not None
+        await self._stop_listening()
         await self.server.drain(0)
         await self.kill()
 
     async def kill(self) -> None:
         """End the server without a word to anybody."""
         self.server = None
+        await self._stop_listening()
         self._running.cancel()
         await self._gone.wait()
+
+    async def _stop_listening(self) -> None:
+        """Take nobody any more, before those who were here lose their connections and come back.
+
+        CPython 3.11 leaves a socket open that it accepts in the moment in which it stops listening.
+        """
+        if self._listener is not None:
+            await self._listener.aclose()
+            self._listener = None
 
     @asynccontextmanager
     async def connect(self) -> AsyncGenerator[Connection, None]:
