@@ -61,7 +61,9 @@ class Programs(RuleBasedStateMachine):
     )
     def chats(self, at: int, kinds: list[str], reading: Reading, on_loss: OnLoss) -> None:
         actor = self._actor(at)
-        for kind in kinds if actor is not None else ():
+        if actor is None:
+            return
+        for kind in kinds:
             self.portal.call(self.world.chat, actor, kind, reading, on_loss)
 
     @rule(at=AT, holds=st.booleans())

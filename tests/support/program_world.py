@@ -184,9 +184,7 @@ class World:
             del stream
             gc.collect(0)
             return
-        text = "".join(_said(kind))
-        started = Started(stream, text, on_loss)
-        self.streams.append(started)
+        self.streams.append(Started(stream, _said(kind), on_loss))
         if reading != "not at all":
             self._tasks.start_soon(self._read, stream, reading)
 
@@ -313,10 +311,11 @@ class World:
             assert served.tokens == result.usage["completion_tokens"] == result.receipt.tokens
 
 
-def _said(kind: str) -> list[str]:
-    members = SCRIPTS[kind]["scripted"]
-    text = members.get("text", "")
-    return list(text) if isinstance(text, list) else [text * members.get("repeat", 1)]
+def _said(kind: str) -> str:
+    members: dict[str, Any] = SCRIPTS[kind]["scripted"]
+    pieces: str | list[str] = members.get("text", "")
+    repeat: int = members.get("repeat", 1)
+    return "".join(pieces) * repeat
 
 
 def _check_stream(started: Started) -> None:
