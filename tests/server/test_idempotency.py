@@ -154,8 +154,8 @@ async def test_a_retry_joins_while_the_first_waits_in_the_queue() -> None:
     async with case(slots=1) as it:
         blocker = it.session.chat(script(text="x", hold=True), stream=True)
         await anext(blocker)
+        first, second = it.chat(), it.chat()
         async with anyio.create_task_group() as tasks:
-            first, second = it.chat(), it.chat()
             tasks.start_soon(first.result)
             await it.until(lambda: len(it.engine.calls) == 2)
             tasks.start_soon(second.result)
@@ -592,11 +592,11 @@ async def test_a_priority_of_any_caller_moves_the_one_call() -> None:
                 await it.until(lambda n=number: len(it.served.server.admission) == n)
             await it.until(lambda: len(it.engine.calls) == 2)
             done = await second.reprioritize(-4)
+            assert (done.request_id, done.applied) == (second.name, True)
             (_, row) = (await it.session.queue()).operations
+            assert row.priority == -4
             await blocker.cancel()
             it.engine.let(3)
-    assert (done.request_id, done.applied) == (second.name, True)
-    assert row.priority == -4
 
 
 async def test_others_see_the_call_under_their_own_operation() -> None:
@@ -631,15 +631,15 @@ async def test_a_further_key_is_refused_when_all_of_a_principal_are_in_use() -> 
                 tasks.start_soon(chat.result)
             await it.until(lambda: len(it.engine.calls) == 2)
             refused = await it.chat(key="2").result()
+            assert refused.error is not None
+            assert refused.error.code == "adapter_operation_limit"
+            assert "retry later" in refused.error.message
             async with (
                 it.served.connect(same_host=False) as connection,
                 connection.session() as session,
             ):
                 await session.chat(body(), idempotency_key="2").result()
             it.engine.let(6)
-        assert refused.error is not None
-        assert refused.error.code == "adapter_operation_limit"
-        assert "retry later" in refused.error.message
         # Ended ones give way, the oldest first.
         it.engine.let(3)
         assert (await it.chat(key="2").result()).text == "abc"
@@ -713,8 +713,8 @@ async def test_a_slow_reader_of_a_long_answer_misses_nothing_and_is_waited_for()
         chat = script(text=pieces)
         peer = await it.raw()
         (session_id,) = peer.wire.session_ids
+        quick = it.chat(chat)
         async with anyio.create_task_group() as tasks:
-            quick = it.chat(chat)
             frame_id = await peer.submit(session_id, chat | {"stream": True}, extensions=KEYED)
             tasks.start_soon(quick.result)
             await it.until(lambda: len(it.served.server.admission) == 2)
@@ -725,8 +725,8 @@ async def test_a_slow_reader_of_a_long_answer_misses_nothing_and_is_waited_for()
                     await anyio.lowlevel.checkpoint()
             assert waiting < 200 * 1024
             events, terminal = await peer.result(frame_id)
-        assert isinstance(terminal, Completed)
-        assert texts(events) == pieces
+            assert isinstance(terminal, Completed)
+            assert texts(events) == pieces
         assert quick.outcome is not None
         assert quick.outcome.text == "".join(pieces)
         assert len(it.engine.calls) == 1
