@@ -16,7 +16,7 @@ from nnrp_sched_orchestrator.running import Because, Running
 from nnrp_sched_orchestrator.snapshot import StreamKind, StreamSnapshot
 from nnrp_sched_orchestrator.tap import OwnEvents, Tap
 from nnrp_sched_orchestrator.trace import AttributeValue, TraceSpan
-from nnrp_sched_orchestrator.work import ResultT, Work
+from nnrp_sched_orchestrator.work import Outcome, ResultT, Work
 
 _SPANS: Final[Mapping[StreamKind, tuple[str, str]]] = MappingProxyType(
     {
@@ -131,12 +131,12 @@ class LiveStreams:
         live = self._live.pop(running.id)
         if live.timer is not None:
             live.timer.cancel()
-        result, receipt = running.result, running.receipt
-        if receipt is not None and result.status != "completed":
+        result, receipt, error = running.final, running.receipt, running.error
+        if receipt is not None and (result is None or result.status != "completed"):
             self._stopped(receipt)
-        error = running.error
         why = None if error is None else getattr(error, "code", type(error).__name__)
-        live.span.end(_attributes(running.result, receipt), error=why)
+        attributes = {} if result is None else _attributes(result, receipt)
+        live.span.end(attributes, error=why)
 
 
 def call_at(moment: float, function: Callable[[], None]) -> asyncio.TimerHandle:
@@ -145,7 +145,7 @@ def call_at(moment: float, function: Callable[[], None]) -> asyncio.TimerHandle:
     return asyncio.get_running_loop().call_later(delay, function)
 
 
-def _attributes(result: Any, receipt: Receipt | None) -> dict[str, AttributeValue | None]:
+def _attributes(result: Outcome, receipt: Receipt | None) -> dict[str, AttributeValue | None]:
     usage: dict[str, Any] = result.usage or {}
     found: dict[str, AttributeValue | None] = {
         "nnrp.outcome": result.status,

@@ -99,6 +99,11 @@ class Running(Generic[EventT, ResultT]):
         """Its result; before the end what there is so far."""
         return self._work.partial("cancelled", None) if self._result is None else self._result
 
+    @property
+    def final(self) -> ResultT | None:
+        """The result it ended with; None before the end, and when its work could not make one."""
+        return self._result if self.over.is_set() else None
+
     def end(self, reason: str, because: Because | None = None, *, by_reader: bool = False) -> None:
         """Have it stopped, unless it has ended; the first call counts. Never waits.
 
@@ -141,7 +146,9 @@ class Running(Generic[EventT, ResultT]):
                     self._result = await self._work.run(self.emit)
         except asyncio.CancelledError as error:
             if _is_cancelled():
-                self._finish(None)  # The event loop itself goes down: nothing can be asked.
+                # The event loop itself goes down: nothing can be asked any more.
+                self.receipt = self._unconfirmed("its task was cancelled from outside")
+                self._finish(None)
                 raise
             failure = error  # Something inside the work was cancelled, and not by us.
         except Exception as error:

@@ -163,7 +163,9 @@ WAYS: list[Leave] = [
 
 
 @pytest.mark.parametrize("leave", WAYS, ids=lambda way: way.__name__)
-async def test_every_way_of_leaving_a_running_call_is_an_acknowledged_abort(leave: Leave) -> None:
+async def test_t27_every_way_of_leaving_a_running_call_is_an_acknowledged_abort(
+    leave: Leave,
+) -> None:
     async with program() as (play, agent):
         with anyio.fail_after(SECONDS):
             stream = agent.chat(ENDLESS)
@@ -224,7 +226,7 @@ async def test_cancelling_before_it_has_a_place_costs_nothing() -> None:
         assert play.operations == 0
 
 
-async def test_cancelling_while_it_waits_in_the_engine_takes_it_out_of_the_queue() -> None:
+async def test_t17_one_sees_where_a_call_waits_and_cancelling_takes_it_out_of_the_queue() -> None:
     async with program(scripted(slots=1)) as (play, agent):
         with anyio.fail_after(SECONDS):
             first = agent.chat(ENDLESS)

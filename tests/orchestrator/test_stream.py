@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 from nnrp_sched.errors import NnrpSchedError
 from nnrp_sched_orchestrator.errors import StreamAbandoned, StreamCancelled, ToolFailed
 from nnrp_sched_orchestrator.owned_tasks import OwnedTasks
-from nnrp_sched_orchestrator.records import Receipt
+from nnrp_sched_orchestrator.records import Receipt, StreamStatus
 from nnrp_sched_orchestrator.running import Running, StreamSettings
 from nnrp_sched_orchestrator.stream import Stream
 from nnrp_sched_orchestrator.trace import TraceSpan
@@ -182,7 +182,7 @@ WAYS: list[Leave] = [
 
 
 @pytest.mark.parametrize("leave", WAYS, ids=lambda way: way.__name__)
-async def test_every_way_of_leaving_ends_the_work_once_with_what_it_had(leave: Leave) -> None:
+async def test_t27_every_way_of_leaving_ends_the_work_once_with_what_it_had(leave: Leave) -> None:
     async with streams() as it:
         work = PlayedWork("a", holds=True)
         stream = it.start(work)
@@ -412,6 +412,34 @@ async def test_a_result_that_came_with_the_cancellation_is_the_result() -> None:
         work.wake.set()
         assert (await stream.result()).status == "completed"
         assert not (await stream.cancel()).accepted
+    assert work.stops == []
+
+
+async def test_work_that_cannot_say_what_there_is_ends_all_the_same() -> None:
+    class Mute(PlayedWork):
+        def partial(self, status: StreamStatus, error: NnrpSchedError | None) -> Done:
+            raise LookupError("nothing to say")
+
+    async with streams() as it:
+        stream = it.start(Mute("a", holds=True))
+        assert await anext(stream) == "a"
+        assert (await stream.cancel()).accepted
+        with pytest.raises(LookupError, match="nothing to say"):
+            await stream.result()
+        with pytest.raises(LookupError, match="nothing to say"):
+            await anext(stream)
+
+
+async def test_a_stream_whose_loop_goes_down_has_an_unconfirmed_receipt() -> None:
+    async with streams() as it:
+        work = PlayedWork("a", holds=True)
+        stream = it.start(work)
+        await anext(stream)
+        (task,) = (each for each in asyncio.all_tasks() if each.get_name() == stream.id)
+        task.cancel()
+        assert (await stream.result()).status == "cancelled"
+        assert stream.receipt is not None
+        assert stream.receipt.unconfirmed == "its task was cancelled from outside"
     assert work.stops == []
 
 
