@@ -8,7 +8,7 @@ then likely to ask again.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import aclosing
 from typing import Any, Final, Protocol
 
@@ -24,32 +24,12 @@ from nnrp_sched.server.ending import Ending
 from nnrp_sched.server.engine_calls import OwnCall, ask_abort
 from nnrp_sched.server.limits import ServerLimits
 from nnrp_sched.server.replay import Replay
+from nnrp_sched.server.seat import Seat
 
 logger = logging.getLogger(__name__)
 
 _AHEAD_BYTES: Final = 64 * 1024
 """What is read of the engine ahead of the slowest operation, once the beginning is not kept."""
-
-
-class Seat:
-    """One operation's part in a call."""
-
-    __slots__ = ("end", "moved", "operation", "position", "served")
-
-    def __init__(self, operation: str) -> None:
-        self.operation = operation
-        """The id that users see."""
-        self.position = 0
-        """The part of the answer that it reads next."""
-        self.end: int | None = None
-        """The part that it does not read any more, once it has left."""
-        self.moved: Callable[[RequestState], None] | None = None
-        self.served: Callable[[ServedCall], None] | None = None
-
-    @property
-    def wants(self) -> bool:
-        """Whether it wants the answer to go on."""
-        return self.end is None
 
 
 class Keeper(Protocol):
