@@ -21,6 +21,8 @@ TOOLS_OPERATIONS: Final = frozenset({TOOLS_LIST, TOOLS_CALL})
 
 MAX_TOOL_NAME: Final = 64
 """Characters; as OpenAI has it."""
+MAX_TOOLS: Final = 1024
+"""Of one host."""
 MAX_ARGUMENTS: Final = 4 * 1024 * 1024
 """Characters of a call's arguments."""
 
@@ -39,7 +41,7 @@ class ToolDescription(Struct, frozen=True):
 class ToolList(Struct, frozen=True):
     """What answers tools.list."""
 
-    tools: tuple[ToolDescription, ...]
+    tools: Annotated[tuple[ToolDescription, ...], Meta(max_length=MAX_TOOLS)]
 
 
 class CallBody(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -12,7 +12,7 @@ from nnrp_sched.client import Chat, Outcome, Session
 from nnrp_sched.client.control import answer_of, told
 from nnrp_sched.errors import NnrpSchedError
 from nnrp_sched.profile.events import ToolOutputDelta, ToolStopped
-from nnrp_sched.profile.scheduling import AbortReceipt, RequestState
+from nnrp_sched.profile.scheduling import AbortReceipt
 from nnrp_sched.profile.tools import (
     TOOLS_CALL,
     TOOLS_LIST,
@@ -111,6 +111,7 @@ class RemoteRun:
         self._borrow = borrow
         self._receipt: AbortReceipt | None = None
         self._endpoint = "remote"
+        self._operation: str | None = None
 
     @property
     def endpoint(self) -> str | None:
@@ -130,18 +131,22 @@ class RemoteRun:
                     if isinstance(event, ToolOutputDelta):
                         await emit(event.delta)
             except NnrpSchedError as error:
+                # It was told to stop the tool, if anything can still be told to it.
+                self._receipt = _unknown(chat, 0.0)
                 raise ToolFailed(f"the tool host was lost: {error}") from error
             except BaseException:
                 with anyio.CancelScope(shield=True):
                     self._receipt = await _stopped(chat)
                 raise
         assert chat.outcome is not None
+        self._operation = chat.name
         return _end(chat.outcome)
 
     async def stop(self, reason: str) -> AbortReceipt:
         """What the host said of its end; not authoritative when it has said nothing."""
-        nothing = AbortReceipt(self._body.name, "admitting", True, True, None, 0.0)
-        return self._receipt or nothing
+        if self._receipt is not None:
+            return self._receipt
+        return AbortReceipt(self._operation or "", "admitting", True, True, None, 0.0)
 
 
 async def _stopped(chat: Chat) -> AbortReceipt:
@@ -161,11 +166,15 @@ async def _stopped(chat: Chat) -> AbortReceipt:
         # The host is gone or does not make sense: nothing is known, which the receipt says.
         found = None
     latency = (anyio.current_time() - began) * 1000
+    if found is None and chat.outcome is not None and chat.outcome.status == "completed":
+        found = AbortReceipt(chat.name, "finished", False, True, None, latency)
     if found is None:
-        finished = chat.outcome is not None and chat.outcome.status == "completed"
-        state: RequestState = "finished" if finished else "unknown"
-        found = AbortReceipt(chat.name, state, False, finished, None, latency)
+        return _unknown(chat, latency)
     return msgspec.structs.replace(found, request_id=chat.name, latency_ms=latency)
+
+
+def _unknown(chat: Chat, latency_ms: float) -> AbortReceipt:
+    return AbortReceipt(chat.name or "", "unknown", False, False, None, latency_ms)
 
 
 def _end(outcome: Outcome) -> ToolEnd:

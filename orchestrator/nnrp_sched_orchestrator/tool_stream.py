@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from nnrp_sched.errors import NnrpSchedError
@@ -100,7 +101,7 @@ class ToolWork:
         await emit(ToolStarted(self._call.call_id, self._call.name, self._call.arguments))
         answer = self._answer = await self._bounded.run(take)
         self._watch.finish()
-        self._receipt = Receipt(self._id, endpoint=self._bounded.endpoint)
+        self._receipt = await self._proof()
         failure = ToolFailed(answer.message) if answer.status == "failed" else None
         result = self.partial("completed" if failure is None else "failed", failure)
         await emit(ToolFinished(self._call.call_id, result))
@@ -111,32 +112,27 @@ class ToolWork:
     async def stop(self, reason: str) -> Receipt:
         """The proof: of a process, that none of its group is left; of a remote call, its host's."""
         self._watch.finish()
-        if self._answer is not None or not self._running:
-            # It had ended before, or never began.
-            state: ReceiptState = "finished" if self._running else "local"
-            accepted = not self._running
-            self._receipt = Receipt(
-                self._id,
-                endpoint=self._bounded.endpoint,
-                state=state,
-                accepted=accepted,
-                reason=reason,
-            )
-            return self._receipt
-        told = await self._bounded.stop(reason)
-        remote = self._bounded.endpoint is not None
-        self._receipt = Receipt(
+        if self._receipt is None:
+            self._receipt = await self._proof()
+        self._receipt = msgspec.structs.replace(self._receipt, reason=reason)
+        return self._receipt
+
+    async def _proof(self) -> Receipt:
+        told = await self._bounded.stop("")
+        endpoint = self._bounded.endpoint
+        state: ReceiptState = "local" if endpoint is None else told.state
+        if self._answer is not None:
+            state = "finished" if told.authoritative else "unknown"
+        return Receipt(
             self._id,
-            operation=told.request_id or None if remote else None,
-            endpoint=self._bounded.endpoint,
-            state=told.state if remote else "local",
-            accepted=told.accepted,
+            operation=None if endpoint is None else told.request_id or None,
+            endpoint=endpoint,
+            state=state,
+            accepted=told.accepted and self._answer is None,
             authoritative=told.authoritative,
             latency_ms=told.latency_ms,
-            reason=reason,
-            unconfirmed=None if told.authoritative else _unconfirmed(remote=remote),
+            unconfirmed=None if told.authoritative else _unconfirmed(endpoint),
         )
-        return self._receipt
 
     def partial(self, status: StreamStatus, error: NnrpSchedError | None) -> ToolResult:
         """What there is so far."""
@@ -179,7 +175,7 @@ def refused(call: ToolCall, why: str) -> ToolResult:
     )
 
 
-def _unconfirmed(*, remote: bool) -> str:
-    if remote:
-        return "its host did not say that the tool is gone"
-    return "some of its processes outlived SIGKILL"
+def _unconfirmed(endpoint: str | None) -> str:
+    if endpoint is None:
+        return "some of its processes outlived SIGKILL"
+    return f"its host, {endpoint}, did not say that the tool is gone"

@@ -58,7 +58,7 @@ class ToolRun(Protocol):
         ...
 
     async def stop(self, reason: str) -> AbortReceipt:
-        """What became of it, once `run` was cancelled; authoritative when nothing of it is left."""
+        """What became of it, once `run` is over; authoritative when nothing of it is left."""
         ...
 
 

@@ -84,6 +84,10 @@ async def test_a_remote_tool_is_called_like_a_local_one() -> None:
     assert (result.status, result.text) == ("completed", "0\n1\n2\n")
     assert result.receipt is not None
     assert result.receipt.endpoint == "unix:///tools.sock"
+    assert (result.receipt.state, result.receipt.operation) == (
+        "finished",
+        f"{session.session_id}.2",
+    )
 
 
 async def test_its_failures_are_told_like_a_local_ones() -> None:
@@ -164,6 +168,9 @@ async def test_a_call_that_takes_too_long_is_stopped_there() -> None:
                 await stream.result()
             assert (host.running, host.stops) == (0, ["cancel"])
     assert stream.partial.text == "so far"
+    receipt = stream.partial.receipt
+    assert receipt is not None
+    assert (receipt.state, receipt.accepted, receipt.authoritative) == ("finished", False, True)
 
 
 async def test_a_host_that_is_lost_fails_its_calls_and_stops_them() -> None:
@@ -179,7 +186,12 @@ async def test_a_host_that_is_lost_fails_its_calls_and_stops_them() -> None:
                 await carrier.aclose()
                 with pytest.raises(ToolFailed, match="the tool host was lost"):
                     await stream.result()
+                receipt = stream.partial.receipt
             await host.until(lambda: host.running == 0)
+    # Nobody has told what became of the tool.
+    assert receipt is not None
+    assert (receipt.state, receipt.authoritative) == ("unknown", False)
+    assert receipt.unconfirmed is not None
 
 
 @asynccontextmanager
