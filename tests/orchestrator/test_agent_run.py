@@ -8,6 +8,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
+from nnrp_sched.errors import NnrpSchedError
 from nnrp_sched.profile import (
     Completed,
     ErrorObject,
@@ -304,6 +305,40 @@ async def test_a_run_cancelled_while_the_model_writes_stops_the_model_and_its_ea
     answered = {each["tool_call_id"] for each in result.messages if each["role"] == "tool"}
     assert roles[:2] == ["user", "assistant"]
     assert {each["id"] for each in result.messages[1]["tool_calls"]} == answered
+
+
+async def test_a_model_call_that_an_operator_ends_takes_its_tools_with_it() -> None:
+    gates = Gates()
+    async with program(conversing) as (play, agent):
+        with anyio.fail_after(SECONDS):
+            run = started(agent, calls(called("a"), hold=True), tools=[gates.gate])
+            await until(lambda: bool(gates.began))
+            async with play.hosts[0].connect() as connection, connection.session() as session:
+                await session.abort_operations(program="program")
+            with pytest.raises(NnrpSchedError):
+                await run.result()
+            await play.idle()
+    assert gates.running == 0
+    assert run.partial.status == "failed"
+    assert [each["role"] for each in run.partial.messages] == ["user", "assistant", "tool"]
+    assert "[cancelled: " in run.partial.messages[-1]["content"]
+
+
+async def test_cancelling_the_agent_ends_run_model_and_tools_each_with_a_receipt() -> None:
+    gates = Gates()
+    async with program(conversing) as (play, root):
+        with anyio.fail_after(SECONDS):
+            async with root.agent("a") as agent:
+                run = started(agent, calls(called("a"), called("b"), hold=True), tools=[gates.gate])
+                await until(lambda: gates.running == 2)
+                report = await agent.cancel("enough")
+                await play.idle()
+    assert len(report.receipts) == 4
+    assert report.unconfirmed == ()
+    assert all(each.accepted for each in report.receipts)
+    assert run.partial.status == "cancelled"
+    roles = [each["role"] for each in run.partial.messages]
+    assert roles == ["user", "assistant", "tool", "tool"]
 
 
 async def test_a_model_that_calls_tools_for_ever_is_stopped_and_can_be_gone_on_with() -> None:
