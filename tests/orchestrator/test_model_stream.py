@@ -163,7 +163,7 @@ WAYS: list[Leave] = [
 
 
 @pytest.mark.parametrize("leave", WAYS, ids=lambda way: way.__name__)
-async def test_t27_every_way_of_leaving_a_running_call_is_an_acknowledged_abort(
+async def test_t27_every_way_of_leaving_a_call_is_an_acknowledged_abort(
     leave: Leave,
 ) -> None:
     async with program() as (play, agent):
