@@ -52,7 +52,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
         f"`--max-seconds` ({hosted_tools.MAX_SECONDS:g})",
         MARK,
         TOOLS_SCHEMA,
-        *TOOLS_OPERATIONS,
+        *sorted(TOOLS_OPERATIONS),
     ],
 )
 def test_the_bounds_and_names_are_those_of_the_code(told: str) -> None:
