@@ -9,7 +9,7 @@ print((await run.result()).text)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import anyio
 from msgspec import Struct
@@ -31,6 +31,9 @@ from nnrp_sched_orchestrator.tool_messages import Message
 from nnrp_sched_orchestrator.tools import AsyncTool, Tool, toolbox
 from nnrp_sched_orchestrator.turn import RunOwner, Turn
 from nnrp_sched_orchestrator.work import Emit
+
+_LEFT_TO_THE_MODEL: Final = (None, "auto", "none")
+"""Values of `tool_choice` that force no call."""
 
 
 class RunSettings(Struct, frozen=True):
@@ -58,6 +61,8 @@ class AgentRun:
         **options: Any,
     ) -> None:
         """`owner` is the agent; `options` go to each of its model calls.
+
+        A `tool_choice` that forces a call does so until one was made.
 
         Raises `ToolDefinitionError` for what cannot be a tool, and `ValueError` for several answers
         at once (`n`), which the loop cannot follow.
@@ -98,6 +103,9 @@ class AgentRun:
     async def _turn(self, number: int, emit: Emit[RunEvent]) -> bool:
         """One turn; whether there is to be another."""
         options: dict[str, Any] = {"step": number, **self._options}
+        if self._called and options.get("tool_choice") not in _LEFT_TO_THE_MODEL:
+            # As in the OpenAI Agents SDK (`reset_tool_choice`): else no answer could end the run.
+            options["tool_choice"] = "auto"
         if self._tools:
             options["tools"] = [tool.definition for tool in self._tools.values()]
         model = self._owner.chat(self._transcript, **options)
@@ -147,6 +155,11 @@ class AgentRun:
             return StreamState("admitting")
         turn = self._turns[-1]
         return StreamState("waiting_for_tool") if turn.waiting else turn.model.state
+
+    @property
+    def _called(self) -> bool:
+        """Whether a tool was called already."""
+        return any(turn.calls for turn in self._turns)
 
     @property
     def _transcript(self) -> list[Message]:

@@ -64,6 +64,7 @@ def subprocess_tool(
     name: str | None = None,
     description: str | None = None,
     settings: ProcessSettings | None = None,
+    strict: bool = False,
 ) -> Callable[[Command], Tool]: ...
 def subprocess_tool(
     command: Command | None = None,
@@ -72,13 +73,14 @@ def subprocess_tool(
     name: str | None = None,
     description: str | None = None,
     settings: ProcessSettings | None = None,
+    strict: bool = False,
 ) -> Tool | Callable[[Command], Tool]:
     """A tool that runs a program; `command` gives the program's arguments, and the schema.
 
     What it writes to stdout is the tool's output, as UTF-8; it reads nothing from stdin. It has
     failed when it ends with another code than 0. When its first process ends, when it is cancelled
     and when it is over its limits, whatever it has started is ended too: SIGTERM, and SIGKILL for
-    what does not heed that. Raises `ToolDefinitionError`.
+    what does not heed that. `strict` is as for a `function_tool`. Raises `ToolDefinitionError`.
     """
 
     def made(function: Command) -> Tool:
@@ -89,7 +91,7 @@ def subprocess_tool(
             words = _words(schema.name, function, decoded(schema, arguments))
             return ProcessRun(schema.name, words, how)
 
-        return Tool(schema.name, schema.description, schema.parameters, start)
+        return Tool(schema.name, schema.description, schema.parameters, start, strict)
 
     return made if command is None else made(command)
 

@@ -71,11 +71,17 @@ class Tool(Struct, frozen=True):
     """The JSON schema of its arguments, an object's."""
     start: Callable[[str], ToolRun]
     """A run with these arguments, JSON text; raises `ToolFailed` for arguments that do not fit."""
+    strict: bool = False
+    """Whether the server is to keep the model to the schema while it writes the arguments."""
 
     @property
     def definition(self) -> dict[str, Any]:
         """The tool as a chat body's `tools` has it."""
-        return {"type": "function", "function": msgspec.to_builtins(self.told)}
+        function: dict[str, Any] = msgspec.to_builtins(self.told)
+        return {
+            "type": "function",
+            "function": function | ({"strict": True} if self.strict else {}),
+        }
 
     @property
     def told(self) -> ToolDescription:
@@ -87,12 +93,17 @@ AsyncTool = Callable[..., Awaitable[Any]] | Callable[..., AsyncIterator[Any]]
 
 
 def function_tool(
-    function: AsyncTool, *, name: str | None = None, description: str | None = None
+    function: AsyncTool,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    strict: bool = False,
 ) -> Tool:
     """A tool of an async function, or of an async generator whose items are pieces of its output.
 
-    Text is put out as it is, anything else as JSON, a generator's one item a line. Raises
-    `ToolDefinitionError` for a function that is not async, or has parameters without a schema.
+    Text is put out as it is, anything else as JSON, a generator's one item a line. With `strict`
+    the server is asked to keep the model to the schema. Raises `ToolDefinitionError` for a function
+    that is not async, or has parameters without a schema.
     """
     schema = tool_schema(function, name=name, description=description)
     streams = _is(inspect.isasyncgenfunction, function)
@@ -105,7 +116,7 @@ def function_tool(
     def start(arguments: str) -> ToolRun:
         return _FunctionRun(schema.name, function, decoded(schema, arguments), streams=streams)
 
-    return Tool(schema.name, schema.description, schema.parameters, start)
+    return Tool(schema.name, schema.description, schema.parameters, start, strict)
 
 
 def toolbox(items: Iterable[Tool | AsyncTool] | Mapping[str, Tool]) -> dict[str, Tool]:

@@ -150,6 +150,21 @@ async def test_results_go_back_in_the_order_of_the_calls_whatever_ended_first() 
     assert result.usage["completion_tokens"] > 6
 
 
+FORCED: list[Any] = ["required", {"type": "function", "function": {"name": "echo"}}]
+
+
+@pytest.mark.parametrize("choice", [*FORCED, "auto", "none"])
+async def test_a_forced_call_is_forced_until_one_was_made(choice: Any) -> None:
+    async with program(conversing) as (play, agent):
+        with anyio.fail_after(SECONDS):
+            said = says("I will not."), calls(("echo", '{"text": "a"}')), says("Done.")
+            turns = said[1:] if choice in FORCED else said[:1]
+            run = started(agent, *turns, tools=[echo], tool_choice=choice)
+            assert (await run.result()).status == "completed"
+        asked = [call.body["tool_choice"] for call in engine_of(play).calls]
+    assert asked == ([choice, "auto"] if choice in FORCED else [choice])
+
+
 async def test_a_tool_starts_when_its_call_is_complete_and_the_model_streams_on() -> None:
     gates = Gates()
     async with program(conversing) as (play, agent):

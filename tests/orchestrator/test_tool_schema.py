@@ -8,6 +8,7 @@ import pytest
 from msgspec import Meta, Struct
 
 from nnrp_sched_orchestrator.errors import ToolDefinitionError
+from nnrp_sched_orchestrator.subprocess_tool import subprocess_tool
 from nnrp_sched_orchestrator.tool_schema import tool_schema
 from nnrp_sched_orchestrator.tools import function_tool, toolbox
 
@@ -145,3 +146,12 @@ def test_a_tool_is_defined_to_models_as_openai_has_it() -> None:
     function = tool.definition["function"]
     assert set(function) == {"name", "description", "parameters"}
     assert function["parameters"]["properties"].keys() >= {"path", "lines"}
+
+
+def test_a_strict_tool_asks_the_server_to_keep_the_model_to_its_schema() -> None:
+    @subprocess_tool(strict=True)
+    def show(path: str) -> list[str]:
+        return ["cat", "--", path]
+
+    for tool in (function_tool(read_file, strict=True), show):
+        assert tool.definition["function"]["strict"] is True
