@@ -78,8 +78,8 @@ class EventBuffer(Generic[EventT]):
             await self._arrival.wait()
         if self.given_up:
             raise RuntimeError(
-                "the events of this stream were given up, because its result was awaited and "
-                "nobody read them; read it in a task of its own, from the beginning"
+                "the events of this stream were given up: nobody read them while its result, or "
+                "the events of its agent, were waited for; read it from the beginning"
             )
         if not self._events:
             return None

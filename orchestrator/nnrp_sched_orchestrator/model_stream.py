@@ -12,7 +12,7 @@ from nnrp_sched.errors import ConnectionLost, NnrpSchedError, ProfileError
 from nnrp_sched.profile import Cancelled, Diagnostics, Error, Event
 from nnrp_sched_orchestrator.answer import Answer
 from nnrp_sched_orchestrator.budget import Account
-from nnrp_sched_orchestrator.errors import OperationLost
+from nnrp_sched_orchestrator.errors import BudgetExceeded, OperationLost
 from nnrp_sched_orchestrator.grants import Grant, Settlements, grant
 from nnrp_sched_orchestrator.model_request import ModelRequest
 from nnrp_sched_orchestrator.model_state import engine_state, pool_state
@@ -27,7 +27,9 @@ from nnrp_sched_orchestrator.work import Emit
 TRIES: Final = 5
 """How often a call is made at most, the first time included, when its connections are lost."""
 _DEADLINE: Final = "deadline_expired"
-"""How a server tells that a call's deadline is over."""
+_BUDGET: Final = "budget_exceeded"
+_GOING_DOWN: Final = frozenset({"server_shutdown", "session_drain_timeout"})
+"""How a server says why it dropped a call."""
 _GRACE_SECONDS: Final = 1.0
 """How much later than this side the server ends a call whose deadline is over."""
 
@@ -60,6 +62,8 @@ class ModelWork:
         self._lease: Lease | None = None
         self._chat: Chat | None = None
         self._tries = 0
+        self._speaks = False
+        """Whether anything has come of this try."""
         self._submitted = False
         """Whether any try has reached a server."""
         self._failed = False
@@ -104,7 +108,7 @@ class ModelWork:
         chat, lease = self._chat, self._lease
         if chat is None or lease is None or chat.name is None:
             return pool_state(self._ticket)
-        if self._watch.first_event is not None:
+        if self._speaks:
             return StreamState("running")
         place = self._pool.place(lease.endpoint, chat.name) if lease.features.control else None
         return engine_state(place, chat.stage)
@@ -175,6 +179,7 @@ class ModelWork:
         if isinstance(event, Error | Cancelled):
             return  # The outcome tells.
         self._watch.event()
+        self._speaks = True
         fresh = event if self._shown is None else self._shown.new(event)
         if fresh is None:
             return
@@ -193,11 +198,14 @@ class ModelWork:
                 self._check_budget()
                 return self.partial("completed", None)
             case "error":
-                assert outcome.error is not None
-                error = outcome.error
-                raise ProfileError(error.code, error.message, error_type=error.type)
+                raise _refusal(outcome)
             case "dropped" if self._request.limit is not None and outcome.reason == _DEADLINE:
                 raise self._request.limit.error()
+            case "dropped" if outcome.reason == _BUDGET:
+                raise self._exceeded()
+            case "dropped" if outcome.reason in _GOING_DOWN:
+                self._submitted = False  # It has ended for certain: a further try is the only one.
+                raise ConnectionLost(f"its server went down: {outcome.reason}")
             case _:
                 assert self._receipt is not None
                 reason = outcome.reason or outcome.status
@@ -207,11 +215,14 @@ class ModelWork:
     def _check_budget(self) -> None:
         share = self._share
         if share is not None and share.cut(self._used, self._answer.finish_reason):
-            self._settle()
-            owner = self._account.tightest
-            error = owner.exceeded("tokens", owner.budget.tokens or 0)
-            error.partial = self.partial("failed", error)
-            raise error
+            raise self._exceeded()
+
+    def _exceeded(self) -> BudgetExceeded:
+        self._settle()
+        owner = self._account.tightest
+        error = owner.exceeded("tokens", owner.budget.tokens or 0)
+        error.partial = self.partial("failed", error)
+        return error
 
     def _prepare_again(self, loss: ConnectionLost) -> None:
         """Get ready for another try; raises `OperationLost` when there may be none."""
@@ -226,6 +237,7 @@ class ModelWork:
             raise self._lost(f"its connection was lost, and it may have run: {loss}") from loss
         self._shown.restart()
         self._chat = self._lease = None
+        self._speaks = False
 
     def _lost(self, why: str) -> OperationLost:
         self._watch.finish()
@@ -252,3 +264,11 @@ class ModelWork:
         if self._failed:
             return Receipt(self._id, tokens=0)
         return Receipt(self._id, state="queued", accepted=True, tokens=0)
+
+
+def _refusal(outcome: ChatOutcome) -> ProfileError:
+    """The server's error, with its word on when to try again."""
+    assert outcome.error is not None
+    error, after = outcome.error, outcome.retry_after_ms
+    diagnostics = None if after is None else {"retry_after_ms": after}
+    return ProfileError(error.code, error.message, error_type=error.type, diagnostics=diagnostics)

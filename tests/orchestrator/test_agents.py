@@ -95,6 +95,24 @@ async def test_a_weight_that_cannot_be_one_is_refused() -> None:
                 pass
 
 
+async def test_one_call_after_another_of_an_agent_stays_where_its_prefix_is_cached() -> None:
+    async with orchestra(count=2) as play, play.orchestrator.program("p") as root:
+        with anyio.fail_after(SECONDS):
+            for name in ("a", "b", "c"):
+                async with root.agent(name) as agent:
+                    endpoints = set[str | None]()
+                    for _ in range(6):
+                        result = await agent.chat(body()).result()
+                        assert result.receipt is not None
+                        endpoints.add(result.receipt.endpoint)
+                assert len(endpoints) == 1
+            several = [root.chat(ENDLESS) for _ in range(10)]
+            await until(lambda: play.operations == 10)
+            report = await root.cancel()
+        assert len({receipt.endpoint for receipt in report.receipts}) == 2
+        assert len(several) == 10
+
+
 # --- leaving --------------------------------------------------------------------------------------
 
 

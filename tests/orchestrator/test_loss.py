@@ -149,6 +149,25 @@ async def test_a_server_killed_and_restarted_under_load_runs_nothing_twice() -> 
         assert agent.report is None
 
 
+async def test_a_server_that_goes_down_in_order_is_a_lost_connection() -> None:
+    async with program(scripted(AT_ONCE)) as (play, agent):
+        with anyio.fail_after(SECONDS):
+            failing = agent.chat(ENDLESS)
+            resuming = agent.chat(script(text=["a ", "b"], hold=True), on_loss="resubmit")
+            await anext(failing)
+            assert await anext(resuming) == OutputTextDelta(0, "a ")
+            await play.hosts[0].stop()
+            await play.hosts[0].start()
+            with pytest.raises(OperationLost, match="went down") as caught:
+                await failing.text()
+            assert caught.value.partial.text == "x"
+            assert await anext(resuming) == OutputTextDelta(0, "b")
+            await until(lambda: play.operations == 1)
+            receipt = await resuming.cancel()
+            assert receipt.accepted
+            assert resuming.partial.text == "a b"
+
+
 async def test_without_keys_a_call_that_was_submitted_is_not_submitted_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

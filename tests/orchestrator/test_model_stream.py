@@ -96,6 +96,8 @@ async def test_a_refusal_is_raised_as_the_profile_says_it_and_keeps_what_came() 
             with pytest.raises(ProfileError, match="503") as caught:
                 await stream.result()
             assert caught.value.code == "backend_overload"
+            assert caught.value.diagnostics is not None
+            assert caught.value.diagnostics["retry_after_ms"] > 0
             assert stream.partial.text == "a"
             assert stream.partial.status == "failed"
             assert stream.partial.error is caught.value
