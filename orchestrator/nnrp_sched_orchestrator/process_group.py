@@ -9,8 +9,7 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 import anyio
 from msgspec import Struct
@@ -18,7 +17,7 @@ from msgspec import Struct
 MARK: Final = "NNRP_SCHED_TOOL_CALL"
 """The variable whose value tells the processes of a call from all others."""
 
-_PROC: Final = Path("/proc")
+_PROC: Final = "/proc"
 _DEAD: Final = frozenset({b"Z", b"X", b"x"})
 _KILL_SECONDS: Final = 2.0
 """How long the kernel may take to end what was killed; longer only in uninterruptible sleep."""
@@ -42,6 +41,14 @@ class ProcessGroup(Struct, frozen=True):
     leader: int
     """The process that was started: it leads its group and its session, which have its id."""
     mark: str
+    since: int = 0
+    """When it was started, in the kernel's ticks; whatever is older is none of the call."""
+
+    @classmethod
+    def of(cls, leader: int, mark: str) -> Self:
+        """The group of a process that was just started."""
+        found = _stat(leader)
+        return cls(leader, mark, 0 if found is None else found.started)
 
     async def end(self, grace_seconds: float) -> bool:
         """End them all: SIGTERM, and to those still there after the grace SIGKILL.
@@ -75,12 +82,18 @@ class ProcessGroup(Struct, frozen=True):
         return await anyio.to_thread.run_sync(self._members)
 
     def _members(self) -> dict[int, int]:
+        # Twice, because one that starts another and ends, while we look, can hide both of them.
+        return self._look() or self._look()
+
+    def _look(self) -> dict[int, int]:
         mark = self.mark.encode()
         members: dict[int, int] = {}
         for pid in _processes():
             found = _stat(pid)
-            if found is not None and (self.leader in found or mark in _environment(pid)):
-                members[pid] = found[0]
+            if found is None or not found.alive or found.started < self.since:
+                continue
+            if self.leader in (found.group, found.session) or mark in _read(pid, "environ"):
+                members[pid] = found.group
         return members
 
 
@@ -97,19 +110,26 @@ def _processes() -> Iterator[int]:
                 yield int(entry.name)
 
 
-def _stat(pid: int) -> tuple[int, int] | None:
-    """The group and the session of a process; None for one that does not live."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_bytes()
-    except OSError:
+class _Process(NamedTuple):
+    alive: bool
+    group: int
+    session: int
+    started: int
+
+
+def _stat(pid: int) -> _Process | None:
+    """What the kernel tells of a process; None when there is none."""
+    text = _read(pid, "stat")
+    if not text:
         return None
-    # The name, in parentheses, may hold anything; behind it: state, parent, group, session.
-    state, _parent, group, session = text.rpartition(b")")[2].split()[:4]
-    return None if state in _DEAD else (int(group), int(session))
+    # The name, in parentheses, may hold anything; behind it comes the third field.
+    fields = text.rpartition(b")")[2].split()
+    return _Process(fields[0] not in _DEAD, int(fields[2]), int(fields[3]), int(fields[19]))
 
 
-def _environment(pid: int) -> bytes:
+def _read(pid: int, name: str) -> bytes:
     try:
-        return (_PROC / str(pid) / "environ").read_bytes()
+        with open(f"{_PROC}/{pid}/{name}", "rb") as file:
+            return file.read()
     except OSError:
         return b""  # It has ended, or is another user's and so not ours.

@@ -138,7 +138,7 @@ class ProcessRun:
         variables = self._settings.environment
         environment, mark = marked(os.environ if variables is None else variables)
         process = await self._started(environment)
-        group = ProcessGroup(process.pid, mark)
+        group = ProcessGroup.of(process.pid, mark)
         try:
             return await self._served(process, group, emit)
         finally:

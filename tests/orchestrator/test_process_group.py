@@ -29,7 +29,7 @@ async def started(script: str, told: Path) -> AsyncGenerator[ProcessGroup, None]
         env=environment,
     )
     try:
-        yield ProcessGroup(process.pid, mark)
+        yield ProcessGroup.of(process.pid, mark)
     finally:
         with anyio.CancelScope(shield=True):
             if alive(process.pid):

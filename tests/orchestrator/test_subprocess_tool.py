@@ -1,6 +1,7 @@
 """Tools that are programs."""
 
 import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,8 @@ async def test_a_shell_that_forks_and_ignores_sigterm_leaves_nothing_when_cancel
 async def test_whenever_it_is_cancelled_nothing_is_left(turns: int, deaf: bool) -> None:
     """After so many turns of the loop: before, while and after it starts, or has ended."""
     script = "trap '' TERM; " * deaf + "sleep 1000 & setsid sleep 1000 & echo; sleep 0.05"
-    environment = {"PATH": os.environ["PATH"], MARK: "outermost"}
+    outer = secrets.token_hex(8)
+    environment = {"PATH": os.environ["PATH"], MARK: outer}
     run = started(shell(environment=environment), script=script)
 
     async def ignore(_text: str) -> None: ...
@@ -152,7 +154,7 @@ async def test_whenever_it_is_cancelled_nothing_is_left(turns: int, deaf: bool) 
                 await checkpoint()
             tasks.cancel_scope.cancel()
     assert (await run.stop("")).authoritative
-    assert with_variable(f"{MARK}=outermost.") == []
+    assert with_variable(f"{MARK}={outer}.") == []
 
 
 async def test_a_run_that_was_cancelled_before_it_began_has_started_nothing() -> None:
