@@ -13,7 +13,7 @@ help: ## show this list
 setup: ## build .venv with the project, a CPU vLLM and the embedded model (again: a few seconds)
 	@$(PYTHON) -m tools.setup
 
-demo: setup ## a real model answers over NNRP: several chats at once, one of them cancelled
+demo: setup ## a program of agents on a real model: tools, a budget, a race, a cancelled branch
 	@$(BIN)/nnrp-sched demo $(ARGS)
 
 run: setup ## start vLLM with the embedded model, patched, with NNRP and HTTP (ARGS="…" adds flags)

@@ -19,7 +19,7 @@ COMMANDS: dict[str, str] = {
     "tool-host": "Run the tools of a Python module for agents that connect.",
     "conformance": "Try a server with the recipes of openai-compatible/1.",
     "doctor": "Check what is installed and say what to do about it.",
-    "demo": "Start vLLM with the embedded model and chat with it, several times at once.",
+    "demo": "Run a program of agents on the embedded model; cancel, and see the receipts.",
     "model": "Prepare the embedded model.",
 }
 """Every command with its line in `--help`; the module of the same name holds it (- as _)."""

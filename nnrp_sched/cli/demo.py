@@ -1,194 +1,142 @@
-"""`nnrp-sched demo`: a real model over NNRP, from nothing to a cancelled operation."""
+"""`nnrp-sched demo`: a program of agents on a real model, and what cancelling saves."""
 
 import json
-import shutil
+import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from shutil import get_terminal_size
+from typing import Any, Final
 
 import anyio
 import click
 import msgspec
 
-from nnrp_sched.cli.child import ServerProcess, started_server
-from nnrp_sched.client import Chat, Session, connect
-from nnrp_sched.profile import Event
+from nnrp_sched.cli.child import started_server
+from nnrp_sched.cli.demo_board import Audience, Board, Lines, Screen, Silence
+from nnrp_sched.cli.demo_report import DemoReport, conclusion, report_of
+from nnrp_sched.cli.demo_story import Story
+from nnrp_sched.cli.security import proving
+from nnrp_sched.client import connect
+from nnrp_sched.errors import ProfileError
+from nnrp_sched.transport import ClientSecurity, background_tasks
+from nnrp_sched_orchestrator.budget import Budget
+from nnrp_sched_orchestrator.orchestrator import Orchestrator
+from nnrp_sched_orchestrator.pool_records import PoolSettings
 
-QUESTION = "What is the capital of France?"
-TOPICS = (
-    "Explain what a scheduler does, in three sentences.",
-    "Describe the sea in three sentences.",
-    "Tell a long story about a lighthouse keeper.",
-    "Name five colours and say where each is found.",
-)
-CANCELLED = 2
-"""The topic whose operation is cancelled half-way."""
-LENGTH = 64
-"""Output tokens asked for by each of the concurrent operations."""
+_PROGRAM: Final = "demo"
+_SESSIONS: Final = 2
+_AT_ONCE: Final = 6
+"""Model calls at once. The story has more, so that some are seen to wait."""
+_BUDGET: Final = Budget(tokens=5000, seconds=300)
+_FRAME_SECONDS: Final = 0.2
+_OWN_SERVER: Final = ("--patch-vllm", "--listen", "nnrp://127.0.0.1:0", "--http", "off")
 
 
 @click.command("demo")
+@click.option("--endpoint", help="A server that is there already. Default: start one.")
+@proving
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a story.")
-@click.option("--model", help="Another model than the embedded one.")
-def command(as_json: bool, model: str | None) -> None:
-    """Start vLLM with the embedded model and chat with it, several times at once.
+@click.option("--model", help="Another model than the embedded one, or than the server's first.")
+def command(
+    endpoint: str | None, security: ClientSecurity, as_json: bool, model: str | None
+) -> None:
+    """Run a small program of agents on the embedded model, on the CPU.
 
-    Starts `nnrp-sched run --patch-vllm` as a child process, asks one question, then runs four
-    operations on the same session and cancels one of them half-way.
+    Starts `nnrp-sched run --patch-vllm` as a child process. Agents then read this project's own
+    files with tools, all over two sessions: one runs out of its budget, one is cancelled with
+    everything below it, and three calls race. Ends with the receipts and with what cancelling
+    saved. A terminal shows the tree at work, anything else gets a line for each thing that happens.
     """
-
-    def tell(text: str) -> None:
-        if not as_json:
-            click.echo(text)
-
-    report = anyio.run(partial(_demo, tell, model))
-    if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(report)))
+    audience = Silence() if as_json else Board(sys.stdout) if _live() else Lines(sys.stdout)
+    report = anyio.run(partial(_demo, audience, endpoint, security, model))
+    click.echo(json.dumps(msgspec.to_builtins(report)) if as_json else conclusion(report))
 
 
-class CancelledReport(msgspec.Struct, frozen=True):
-    """The operation that was cancelled."""
-
-    operation_id: int
-    terminal: str
-    tokens: int
+def _live() -> bool:
+    """Whether lines can be drawn again in place."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-class DemoReport(msgspec.Struct, frozen=True):
-    """What `--json` prints."""
+async def _demo(
+    audience: Audience, endpoint: str | None, security: ClientSecurity, model: str | None
+) -> DemoReport:
+    async with _server(audience, endpoint, model) as server:
+        address, began = server["endpoints"][0], time.monotonic()
+        async with (
+            Orchestrator.connect(
+                address,
+                sessions=_SESSIONS,
+                security=security,
+                pool_settings=PoolSettings(max_in_flight=_AT_ONCE),
+            ) as orchestrator,
+            orchestrator.program(_PROGRAM, budget=_BUDGET) as program,
+        ):
+            server.setdefault("model", model or next(iter(program.models), "the model"))
+            audience.say(
+                f"\n{server['model']} answers; a model as small as the embedded one has little "
+                "to say, and calls\na tool because it is made to (tool_choice).\n"
+            )
+            story = Story(program, audience, server["model"])
+            async with _drawn(audience, story):
+                await story.play()
+        seconds = time.monotonic() - began
+        left = await _left(address, security)
+        return report_of(story, server, sessions=_SESSIONS, left=left, seconds=seconds)
 
-    model: str
-    vllm: str
-    binding: str | None
-    patched: list[dict[str, Any]]
-    reply: str
-    events: dict[str, int]
-    sessions: int
-    operations: int
-    first_event_ms: float
-    cancelled: CancelledReport
 
-
-class _Counts:
-    """Events by type over the whole demo."""
-
-    def __init__(self) -> None:
-        self.events: Counter[str] = Counter()
-        self.operations = 0
-
-    def count(self, event: Event) -> None:
-        self.events[json.loads(msgspec.json.encode(event))["type"]] += 1
-
-
-async def _demo(tell: Callable[[str], None], model: str | None) -> DemoReport:
-    tell("Starting vLLM on the CPU with an NNRP listener beside it: about half a minute.")
-    started = time.monotonic()
-    arguments = ["--patch-vllm", "--listen", "nnrp://127.0.0.1:0", "--http", "off"]
-    if model is not None:
-        arguments += ["--model", model]
+@asynccontextmanager
+async def _server(
+    audience: Audience, endpoint: str | None, model: str | None
+) -> AsyncGenerator[dict[str, Any], None]:
+    """What a server says of itself that is there for the time of the block."""
+    if endpoint is not None:
+        yield {"endpoints": [endpoint], "vllm": None, "binding": None, "patched": []}
+        return
+    audience.say("Starting vLLM on the CPU with an NNRP listener beside it: half a minute.")
+    began = time.monotonic()
+    arguments = _OWN_SERVER if model is None else (*_OWN_SERVER, "--model", model)
     async with started_server("run", *arguments) as server:
         ready = server.ready
-        tell(
-            f"Ready after {time.monotonic() - started:.0f} s: {ready['model']} on vLLM "
+        audience.say(
+            f"Ready after {time.monotonic() - began:.0f} s: {ready['model']} on vLLM "
             f"{ready['vllm']}, binding {ready['binding']}, patched: "
             + ", ".join(f"{entry['process']} (pid {entry['pid']})" for entry in ready["patched"])
         )
-        return await _talk(server, tell)
+        yield ready
 
 
-async def _talk(server: ServerProcess, tell: Callable[[str], None]) -> DemoReport:
-    counts = _Counts()
-    ready = server.ready
-    async with connect(ready["endpoints"][0]) as connection, connection.session() as session:
-        tell(f"\nYou: {QUESTION}")
-        reply, first_event_ms = await _ask(session, ready["model"], counts)
-        tell(f"{ready['model']}: {reply}")
-        tell(f"  first event after {first_event_ms:.0f} ms")
-        tell(
-            f"\n{len(TOPICS)} operations at once on the same session; "
-            f"number {CANCELLED + 1} is cancelled half-way:"
-        )
-        cancelled: list[CancelledReport] = []
-        async with anyio.create_task_group() as tasks:
-            for number in range(len(TOPICS)):
-                tasks.start_soon(
-                    _run_topic, session, ready["model"], number, counts, tell, cancelled.append
-                )
-        program = "nnrp-sched" if shutil.which("nnrp-sched") else sys.argv[0]
-        tell(f"\nThe other operations never noticed. Try it: {program} run --patch-vllm")
-    return DemoReport(
-        model=ready["model"],
-        vllm=ready["vllm"],
-        binding=ready["binding"],
-        patched=ready["patched"],
-        reply=reply,
-        events=dict(counts.events),
-        sessions=1,
-        operations=counts.operations,
-        first_event_ms=round(first_event_ms, 1),
-        cancelled=cancelled[0],
-    )
+@asynccontextmanager
+async def _drawn(audience: Audience, story: Story) -> AsyncGenerator[None, None]:
+    """Have a board drawn while the block runs, and once more at its end."""
+    if not isinstance(audience, Board):
+        yield
+        return
+    screen = Screen(sys.stdout)
+
+    def draw() -> None:
+        audience.update(agent.snapshot() for agent in story.agents)
+        size = get_terminal_size()
+        screen.draw(audience.lines(size.columns)[: size.lines - 1])
+
+    async def keep_drawing() -> None:
+        while True:
+            draw()
+            await anyio.sleep(_FRAME_SECONDS)
+
+    async with background_tasks() as tasks:
+        tasks.start_soon(keep_drawing)
+        yield
+    draw()
 
 
-async def _ask(session: Session, model: str, counts: _Counts) -> tuple[str, float]:
-    """The answer to the question, and the milliseconds until its first event."""
-    started = time.monotonic()
-    first: float | None = None
-    chat = _chat(session, model, QUESTION)
-    counts.operations += 1
-    async for event in chat:
-        first = first or time.monotonic()
-        counts.count(event)
-    outcome = await chat.result()
-    return outcome.text, ((first or time.monotonic()) - started) * 1000
-
-
-async def _run_topic(
-    session: Session,
-    model: str,
-    number: int,
-    counts: _Counts,
-    tell: Callable[[str], None],
-    cancelled: Callable[[CancelledReport], None],
-) -> None:
-    chat = _chat(session, model, TOPICS[number])
-    counts.operations += 1
-    tokens = 0
-    async for event in chat:
-        counts.count(event)
-        tokens = _tokens_so_far(event) or tokens
-        if number == CANCELLED and tokens >= LENGTH // 2:
-            break
-    outcome = await chat.cancel("demo") if number == CANCELLED else await chat.result()
-    tell(f"  [{number + 1}] {outcome.status} after {tokens} tokens: {_shorten(outcome.text)}")
-    if number == CANCELLED:
-        assert chat.operation_id is not None
-        cancelled(CancelledReport(chat.operation_id, outcome.status, tokens))
-
-
-def _chat(session: Session, model: str, text: str) -> Chat:
-    return session.chat(
-        {
-            "model": model,
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": LENGTH,
-            "temperature": 0,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        },
-        stream=True,
-    )
-
-
-def _tokens_so_far(event: Event) -> int:
-    """The engine's own count, which rides on each chunk because the demo asks for it."""
-    chunk: dict[str, Any] | None = getattr(event, "openai_chunk", None)
-    usage: dict[str, Any] | None = chunk.get("usage") if chunk is not None else None
-    return int(usage["completion_tokens"]) if usage is not None else 0
-
-
-def _shorten(text: str, length: int = 60) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= length else flat[: length - 1] + "…"
+async def _left(endpoint: str, security: ClientSecurity) -> int | None:
+    """Operations of the program that the server still has; None when it does not tell."""
+    async with connect(endpoint, security=security) as connection, connection.session() as session:
+        try:
+            queue = await session.queue()
+        except ProfileError:  # It answers no control requests.
+            return None
+    return sum(each.program == _PROGRAM for each in queue.operations)

@@ -142,11 +142,14 @@ def _wanted_tool_call(body: ChatBody, said: str) -> ScriptedToolCall | None:
         raise _bad_request(f"tools: {fault}", "tools") from fault
     function = functions[0].function
     properties = function.parameters.properties
-    arguments = {
-        name: _EXAMPLES.get(properties.get(name, {}).get("type", "string"))
-        for name in function.parameters.required
-    }
+    arguments = {name: _example(properties.get(name, {})) for name in function.parameters.required}
     return ScriptedToolCall(function.name, json.dumps(arguments))
+
+
+def _example(schema: ChatBody) -> object:
+    """A value that fits the schema of a parameter, as far as the type says."""
+    values = schema.get("enum")
+    return values[0] if is_array(values) and values else _EXAMPLES.get(schema.get("type", "string"))
 
 
 class _Parameters(Struct, frozen=True):

@@ -168,6 +168,15 @@ async def test_a_message_that_mentions_a_tool_calls_the_first_tool() -> None:
     assert finish_reasons(chunks) == ["tool_calls"]
 
 
+async def test_a_made_up_call_passes_the_first_of_the_values_that_a_parameter_allows() -> None:
+    parameters = {"properties": {"unit": {"enum": ["K", "C"]}}, "required": ["unit"]}
+    tools = [{"type": "function", "function": {"name": "heat", "parameters": parameters}}]
+    chunks = await streamed(ScriptedEngine(), call(tools=tools, tool_choice="required"))
+    pieces = [entry for piece in deltas(chunks, "tool_calls") for entry in piece]
+    arguments = "".join(entry["function"]["arguments"] for entry in pieces)
+    assert arguments == '{"unit": "K"}'
+
+
 @pytest.mark.parametrize(
     "body",
     [
