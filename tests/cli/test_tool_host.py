@@ -187,16 +187,16 @@ async def test_the_flags_bound_its_calls_and_have_variables(folder: Path) -> Non
         "NNRP_SCHED_TOOL_HOST_LISTEN": address,
         "NNRP_SCHED_TOOL_HOST_MAX_OUTPUT_BYTES": "7",
     }
-    with hosting(folder, "my_tools:TOOLS", "--max-seconds", "0.2", **variables) as (_, ready):
+    with hosting(folder, "my_tools:TOOLS", "--max-seconds", "0.5", **variables) as (_, ready):
         assert ready["endpoints"] == [address]
         async with connect(address) as connection, connection.session() as session:
             with anyio.fail_after(SECONDS):
-                body = {"name": "count", "arguments": '{"to":1000,"pause":0.01}'}
+                body = {"name": "count", "arguments": '{"to":1000000,"pause":0.001}'}
                 chat = Chat(session, build_tools(TOOLS_CALL, body))
                 outcome = await chat.result()
     assert outcome.body is not None
     assert outcome.body["status"] == "failed"
-    assert "0.2 s" in outcome.body["message"]
+    assert "0.5 s" in outcome.body["message"]
     assert outcome.body["dropped_bytes"] == outcome.body["output_bytes"] - 7
 
 

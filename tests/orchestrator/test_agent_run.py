@@ -1,5 +1,7 @@
 """The tool loop: what runs when, what goes back to the model, and how it ends."""
 
+import os
+import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +25,7 @@ from nnrp_sched_orchestrator.agent import Agent
 from nnrp_sched_orchestrator.agent_run import AgentRun, RunSettings
 from nnrp_sched_orchestrator.budget import Budget
 from nnrp_sched_orchestrator.errors import BudgetExceeded, TurnsExceeded
+from nnrp_sched_orchestrator.process_group import MARK
 from nnrp_sched_orchestrator.records import ModelResult, StreamEvent
 from nnrp_sched_orchestrator.run_records import RunEvent, RunResult, TurnStarted
 from nnrp_sched_orchestrator.stream import Stream
@@ -38,7 +41,7 @@ from nnrp_sched_orchestrator.tool_stream import (
 )
 from nnrp_sched_orchestrator.turn import MAX_CALLS
 from tests.support.conversations import Conversing, EventsWork, calls, conversing, says
-from tests.support.processes import in_group, written
+from tests.support.processes import in_group, with_variable, written
 from tests.support.programs import SECONDS, Play, program, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_leaked_task")]
@@ -81,10 +84,12 @@ async def fail() -> str:
     raise OSError("the disk is full")
 
 
-@subprocess_tool(settings=ProcessSettings(grace_seconds=0.1))
-def shell(script: str) -> list[str]:
+def run_script(script: str) -> list[str]:
     """Run a script."""
     return ["/bin/sh", "-c", script]
+
+
+shell = subprocess_tool(name="shell", settings=ProcessSettings(grace_seconds=0.1))(run_script)
 
 
 def called(name: str, *, tool: str = "gate") -> tuple[str, str]:
@@ -596,25 +601,24 @@ async def test_more_calls_than_one_answer_may_have_are_refused() -> None:
     assert "make fewer" in result.calls[-1].message["content"]
 
 
-async def test_T53_a_tool_that_takes_too_long_is_gone_before_the_model_is_asked_again(
-    tmp_path: Path,
-) -> None:
-    told = tmp_path / "pids"
-    script = f"echo $$ >>{told}; sleep 1000 & sleep 1000"
+async def test_T53_a_tool_that_takes_too_long_is_gone_before_the_model_is_asked_again() -> None:
+    mark = secrets.token_hex(8)
+    environment = {"PATH": os.environ["PATH"], MARK: mark}
+    marked = subprocess_tool(settings=ProcessSettings(environment=environment))
+    script = "sleep 1000 & sleep 1000"
     limits = ToolLimits(seconds=0.3)
     async with program(conversing) as (play, agent):
         with anyio.fail_after(SECONDS):
             run = started(
                 agent,
-                calls(("shell", f'{{"script":"{script}"}}')),
+                calls(("run_script", f'{{"script":"{script}"}}')),
                 says("Then not."),
-                tools=[shell],
+                tools=[marked(run_script)],
                 settings=RunSettings(limits=limits),
             )
             async for event in run:
                 if isinstance(event, TurnStarted) and event.turn == 2:
-                    (pid,) = await written(told)
-                    assert in_group(pid) == []
+                    assert with_variable(f"{MARK}={mark}.") == []
             result = await run.result()
             assert len(engine_of(play).calls) == 2
     assert result.calls[0].status == "failed"

@@ -104,7 +104,8 @@ async def test_of_stderr_the_end_is_kept() -> None:
 
 async def test_what_the_first_process_leaves_running_is_ended_with_it(tmp_path: Path) -> None:
     told = tmp_path / "pids"
-    script = f"(trap '' TERM; sleep 1000 & echo $! >>{told}; wait) & sleep 0.1; echo done"
+    child = f"(trap '' TERM; sleep 1000 & echo $! >>{told}; wait) &"
+    script = f"{child} while ! [ -s {told} ]; do sleep 0.01; done; echo done"
     output, end = await collected(started(shell(), script=script))
     (pid,) = await written(told)
     assert (output, end.exit_code) == ("done\n", 0)
