@@ -15,7 +15,7 @@ from nnrp_sched.engine.records import (
     ReprioritizeReason,
 )
 from nnrp_sched.errors import NnrpSchedError
-from nnrp_sched_patches.abort import Aborter, EngineAnswer, engine_abort
+from nnrp_sched_patches.abort import ABORT_WAIT_S, Aborter, EngineAnswer, engine_abort
 from nnrp_sched_patches.channel import EngineGone, EngineRefused, call_engine
 from nnrp_sched_patches.frontend import now_ms
 from nnrp_sched_patches.ledger import Ledger
@@ -29,7 +29,8 @@ SET_PRIORITY = "nnrp_set_priority"
 
 STOPPED_KEPT: Final = 1024
 """So many receipts of other frontends' requests are remembered for whoever aborts them again."""
-_WAIT_S = 2.0
+_STOCK_WAIT_S = 2.0
+"""A queue that the engine does not confirm in that time is shown as the frontend knows it."""
 _OUTCOMES: Final[tuple[ReprioritizeReason, ...]] = (
     "applied",
     "policy_fcfs",
@@ -53,7 +54,7 @@ class Control:
         """Every live request, those that wait in the order they will run."""
         authoritative = True
         try:
-            await take_stock(self._engine, self.ledger, wait_s=_WAIT_S)
+            await take_stock(self._engine, self.ledger, wait_s=_STOCK_WAIT_S)
         except (NnrpSchedError, msgspec.ValidationError):
             authoritative = False
         if self.ledger.engine_failure is not None:
@@ -94,7 +95,9 @@ class Control:
         if not wanted:
             return Reprioritized(request_id, applied=False, reason="not_waiting")
         try:
-            reply = await call_engine(self._engine, SET_PRIORITY, {"ids": wanted}, wait_s=_WAIT_S)
+            reply = await call_engine(
+                self._engine, SET_PRIORITY, {"ids": wanted}, wait_s=ABORT_WAIT_S
+            )
         except EngineRefused:
             return Reprioritized(request_id, applied=False, reason="unsupported")
         except NnrpSchedError:
@@ -113,7 +116,7 @@ class Control:
         """Receipts of other frontends' requests, by name; None without the engine's word."""
         started = now_ms()
         try:
-            answers = await engine_abort(self._engine, names=names, by=by, wait_s=_WAIT_S)
+            answers = await engine_abort(self._engine, names=names, by=by, wait_s=ABORT_WAIT_S)
         except EngineGone as error:
             self.ledger.engine_died(str(error), now_ms())
             return None

@@ -40,8 +40,8 @@ _FLAGS = (
     *("--scheduler-cls", step_recorder.SCHEDULER),
     # Random weights, and few: what is said does not matter here, and there are many steps.
     *("--load-format", "dummy", "--hf-overrides", json.dumps(_SIZES)),
-    # Room for three or four of the long chats: the others are preempted.
-    *("--max-model-len", "256", "--block-size", "32", "--num-gpu-blocks-override", "20"),
+    # Room for two or three of the long chats: the others are preempted.
+    *("--max-model-len", "256", "--block-size", "32", "--num-gpu-blocks-override", "14"),
 )
 _POLLING_CLIENT = 4711
 """Another one than the ledger's own."""
@@ -202,7 +202,9 @@ async def test_callers_hear_the_end_that_their_chat_had(storm: Outcome) -> None:
         if chat.cancelled:
             continue
         if chat.status is not None:
-            assert (chat.status, stopped, chat.receipts[0].state) == (499, True, "admitting"), chat
+            # One that vLLM registered in the moment of its abort stood in line for a moment.
+            assert (chat.status, stopped) == (499, True), chat
+            assert chat.receipts[0].state in ("admitting", "waiting"), chat
             continue
         assert len(chat.reasons) == chat.choices, chat
         assert set(chat.reasons.values()) <= {"abort", "length"}, chat

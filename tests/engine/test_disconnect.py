@@ -145,7 +145,7 @@ class Scene:
 @asynccontextmanager
 async def scene_on(serving: Serving) -> AsyncGenerator[Scene, None]:
     """An idle engine, that is idle again afterwards."""
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         depths = await call_engine(serving.engine.async_llm, "nnrp_queue", {}, wait_s=30)
         async with anyio.create_task_group() as tasks:
             scene = Scene(serving, tasks, depths["seq"])
@@ -155,7 +155,7 @@ async def scene_on(serving: Serving) -> AsyncGenerator[Scene, None]:
             serving.engine.ledger.on_end = None
 
 
-ATTEMPTS = 5
+ATTEMPTS = 10
 """A state that passes by itself may have passed when the abort comes: it is tried so often."""
 _numbers = itertools.count()
 
