@@ -234,13 +234,13 @@ async def test_the_deadline_of_an_agent_ends_its_cone_and_keeps_it_from_starting
 
 
 async def test_the_seconds_of_a_budget_are_a_budget() -> None:
-    async with program(budget=Budget(seconds=0.05)) as (_, root):
+    async with program(budget=Budget(seconds=0.5)) as (_, root):
         with anyio.fail_after(SECONDS):
             async with root.agent("a") as agent:
                 stream = agent.chat(ENDLESS)
                 with pytest.raises(BudgetExceeded, match="seconds budget of 'program'") as caught:
                     await stream.text()
-                assert (caught.value.limit, caught.value.allowed) == ("seconds", 0.05)
+                assert (caught.value.limit, caught.value.allowed) == ("seconds", 0.5)
                 assert stream.partial.text == "x"
                 with pytest.raises(BudgetExceeded):
                     agent.chat(ENDLESS)

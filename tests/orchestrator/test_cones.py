@@ -141,7 +141,7 @@ async def test_t16_a_cone_whose_deadline_is_over_reports_what_is_still_on_its_wa
             quick_one = root.chat(ENDLESS)
             await anext(quick_one)
             await work.began.wait()
-            report = await root.cancel("now", seconds=0.1)
+            report = await root.cancel("now", seconds=0.5)
             assert [receipt.stream_id for receipt in report.unconfirmed] == [stuck.id]
             (confirmed,) = set(report.receipts) - set(report.unconfirmed)
             assert confirmed.accepted

@@ -116,14 +116,15 @@ async def test_an_answer_that_is_another_one_after_a_restart_ends_the_stream() -
             await play.idle()
 
 
-async def test_a_server_killed_and_restarted_under_load_runs_nothing_twice() -> None:
+@pytest.mark.parametrize("tcp", [False, True])
+async def test_a_server_killed_and_restarted_under_load_runs_nothing_twice(tcp: bool) -> None:
     engines: list[SteppedEngine] = []
 
     def prepare() -> tuple[SteppedEngine, ServerLimits]:
         engines.append(SteppedEngine())
         return engines[-1], AT_ONCE
 
-    async with program(prepare) as (play, agent):
+    async with orchestra(prepare, tcp=tcp) as play, play.orchestrator.program("p") as agent:
         with anyio.fail_after(SECONDS):
             failing = [agent.chat(stepped("a", "b"), seed=number) for number in range(10)]
             resuming = [

@@ -308,7 +308,7 @@ async def test_t23_the_deadline_of_a_call_counts_from_its_start_and_its_wait_is_
             assert caught.value.owner == second.id
             times = second.timings
             assert times.submitted is None
-            assert times.queue_ms >= 15
+            assert times.queue_ms > 0
             assert second.receipt is not None
             assert second.receipt.state == "queued"
             await first.cancel()
@@ -317,7 +317,7 @@ async def test_t23_the_deadline_of_a_call_counts_from_its_start_and_its_wait_is_
 async def test_a_deadline_ends_a_running_call_with_a_receipt() -> None:
     async with program() as (play, agent):
         with anyio.fail_after(SECONDS):
-            stream = agent.chat(ENDLESS, deadline_seconds=0.05)
+            stream = agent.chat(ENDLESS, deadline_seconds=0.5)
             with pytest.raises(DeadlineExceeded):
                 await stream.text()
             assert stream.receipt is not None

@@ -33,12 +33,12 @@ class Programs(RuleBasedStateMachine):
     world_manager: AbstractContextManager[Any]
     world: World
 
-    @initialize(budget=BUDGETS, calm=st.booleans())
-    def begin(self, budget: Budget, calm: bool) -> None:
+    @initialize(budget=BUDGETS, calm=st.booleans(), servers=st.integers(1, 2))
+    def begin(self, budget: Budget, calm: bool, servers: int) -> None:
         self.calm = calm
         self.portal_manager = start_blocking_portal()
         self.portal = self.portal_manager.__enter__()
-        self.world_manager = self.portal.wrap_async_context_manager(world())
+        self.world_manager = self.portal.wrap_async_context_manager(world(servers))
         self.world = self.world_manager.__enter__()
         self.portal.call(self.world.open, None, budget)
 
@@ -91,9 +91,9 @@ class Programs(RuleBasedStateMachine):
             self.portal.call(self.world.leave, actor, how)
 
     @precondition(lambda self: not self.calm)
-    @rule(kind=st.sampled_from(["cut", "restart"]))
-    def lose(self, kind: str) -> None:
-        self.portal.call(self.world.cut if kind == "cut" else self.world.restart)
+    @rule(kind=st.sampled_from(["cut", "restart"]), at=AT)
+    def lose(self, kind: str, at: int) -> None:
+        self.portal.call(self.world.cut if kind == "cut" else self.world.restart, at)
 
     @rule(turns=st.integers(1, 200))
     def wait(self, turns: int) -> None:

@@ -51,9 +51,9 @@ async def _act(it: World, dice: random.Random, *, calm: bool) -> None:
     if action in _LOSSES and calm:
         return
     if action == "cut":
-        await it.cut()
+        await it.cut(dice.randrange(8))
     elif action == "restart":
-        await it.restart()
+        await it.restart(dice.randrange(8))
     elif action == "wait":
         await it.wait(dice.randint(1, 300))
     elif action == "stream" and streams:
@@ -82,7 +82,7 @@ async def play(programs: int, seed: int) -> Tally:
     tally, dice, began = Tally(), random.Random(seed), time.monotonic()
     while tally.programs < programs:
         calm = dice.random() < 0.5
-        async with world() as it:
+        async with world(dice.randint(1, 2)) as it:
             for _ in range(min(_PROGRAMS_A_WORLD, programs - tally.programs)):
                 await it.open(None, _budget(dice))
                 tally.programs += 1

@@ -27,7 +27,7 @@ from nnrp_sched_orchestrator.records import ModelResult, Receipt
 from nnrp_sched_orchestrator.running import StreamSettings
 from nnrp_sched_orchestrator.stream import Stream
 from tests.support.programs import SECONDS, Play, PlayedWork, orchestra, until
-from tests.support.server_stage import quick
+from tests.support.server_stage import Host, quick
 from tests.support.serving import script
 
 Reading = Literal["result", "events", "slowly", "not at all", "forgotten"]
@@ -235,16 +235,19 @@ class World:
         if actor in self.actors:
             self.actors.remove(actor)
 
-    async def cut(self) -> None:
-        """Let the connections be lost."""
+    async def cut(self, at: int) -> None:
+        """Let the connections to a server be lost."""
         self.losses += 1
-        await self.play.hosts[0].cut()
+        await self._host(at).cut()
 
-    async def restart(self) -> None:
-        """Kill the server and start another one."""
+    async def restart(self, at: int) -> None:
+        """Kill a server and start another one in its place."""
         self.losses += 1
-        await self.play.hosts[0].kill()
-        await self.play.hosts[0].start()
+        await self._host(at).kill()
+        await self._host(at).start()
+
+    def _host(self, at: int) -> Host:
+        return self.play.hosts[at % len(self.play.hosts.hosts)]
 
     async def wait(self, turns: int) -> None:
         """Let things happen."""
@@ -284,15 +287,17 @@ class World:
                 assert len(engine.served[name]) <= 1, f"{name} has ended twice"
         if self.losses:
             return  # Names are given anew by each connection, and a key may join two of them.
-        (engine,) = self.engines
-        for name in engine.started:
-            assert len(engine.served[name]) == 1, f"{name} has not ended"
+        engines = dict(zip(self.play.hosts.hosts, self.engines, strict=True))
+        for engine in self.engines:
+            for name in engine.started:
+                assert len(engine.served[name]) == 1, f"{name} has not ended"
         for started in self.streams:
-            self._check_completed(started.stream.partial, engine)
+            self._check_completed(started.stream.partial, engines)
         for receipt in self.receipts:
-            if receipt.operation is None:
+            if receipt.operation is None or receipt.endpoint is None:
                 assert receipt.tokens in (0, None)
             elif receipt.accepted:
+                engine = engines[receipt.endpoint]
                 told = engine.receipts[receipt.operation][0]
                 assert (receipt.state, receipt.tokens, receipt.authoritative) == (
                     told.state,
@@ -302,10 +307,11 @@ class World:
                 (served,) = engine.served[receipt.operation]
                 assert (served.reason, served.tokens) == ("abort", told.tokens)
 
-    def _check_completed(self, result: ModelResult, engine: LedgerEngine) -> None:
+    def _check_completed(self, result: ModelResult, engines: dict[str, LedgerEngine]) -> None:
         if result.status == "completed":
             assert result.receipt is not None
             assert result.usage is not None
+            engine = engines[result.receipt.endpoint or ""]
             (served,) = engine.served[result.receipt.operation or ""]
             assert served.reason is None
             assert served.tokens == result.usage["completion_tokens"] == result.receipt.tokens
@@ -334,7 +340,7 @@ def _check_stream(started: Started) -> None:
 
 
 @asynccontextmanager
-async def world() -> AsyncGenerator[World, None]:
+async def world(servers: int = 1) -> AsyncGenerator[World, None]:
     """A world in which anything may happen; no task of it is left at the end."""
     before = asyncio.all_tasks()
     engines: list[LedgerEngine] = []
@@ -343,8 +349,9 @@ async def world() -> AsyncGenerator[World, None]:
         engines.append(LedgerEngine())
         return engines[-1], LIMITS
 
-    async with orchestra(prepare, pool=POOL, settings=SETTINGS) as play:
+    async with orchestra(prepare, count=servers, pool=POOL, settings=SETTINGS) as play:
         async with anyio.create_task_group() as tasks:
             yield World(play, tasks, engines)
-        await play.hosts[0].stop()
+        for host in play.hosts.hosts.values():
+            await host.stop()
     await until(lambda: asyncio.all_tasks() <= before)
