@@ -9,12 +9,15 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 from msgspec.structs import replace
+from openai import AsyncOpenAI, AsyncStream
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from opentelemetry.trace import TracerProvider
 
 from nnrp_sched.engine.records import ChatBody, ChatCall
 from nnrp_sched.server import ServerLimits
 from nnrp_sched_orchestrator.agent import Agent
 from nnrp_sched_orchestrator.budget import Budget
+from nnrp_sched_orchestrator.embed.gateway import Gateway
 from nnrp_sched_orchestrator.orchestrator import Orchestrator
 from nnrp_sched_orchestrator.program_scope import AgentSettings
 from nnrp_sched_orchestrator.records import Receipt
@@ -32,6 +35,29 @@ def asked(document: dict[str, Any]) -> dict[str, Any]:
     extra = {name: document[name] for name in ("scripted",) if name in document}
     known = {name: value for name, value in document.items() if name not in extra}
     return {**known, "extra_body": extra}
+
+
+async def ask(client: AsyncOpenAI, document: dict[str, Any], **members: Any) -> Any:
+    """The answer to a chat body with some more members, whole or as it comes."""
+    create: Any = client.chat.completions.create
+    return await create(**asked(document), **members)
+
+
+async def ask_whole(
+    client: AsyncOpenAI, document: dict[str, Any], **members: Any
+) -> ChatCompletion:
+    """The answer to a chat body, whole."""
+    answer = await ask(client, document, **members)
+    assert isinstance(answer, ChatCompletion)
+    return answer
+
+
+async def ask_streamed(
+    client: AsyncOpenAI, document: dict[str, Any], **members: Any
+) -> AsyncStream[ChatCompletionChunk]:
+    """The answer to a chat body, as it comes."""
+    stream: AsyncStream[ChatCompletionChunk] = await ask(client, document, stream=True, **members)
+    return stream
 
 
 async def until_idle(host: Host) -> None:
@@ -70,6 +96,8 @@ class Embedded:
         self.host = host
         self.engine = engine
         self.agent = agent
+        self.gateway: Gateway | None = None
+        """What the client under test leads to."""
 
     async def idle(self) -> None:
         """Wait until the server has no operation."""
@@ -78,6 +106,14 @@ class Embedded:
     async def calls(self, count: int) -> None:
         """Wait until the engine had so many calls."""
         await until_called(self.engine, count)
+
+    async def given_up(self, count: int = 1) -> None:
+        """Wait until so many calls go on without their clients."""
+        gateway = self.gateway
+        assert gateway is not None
+        with anyio.fail_after(SECONDS):
+            while len(gateway.calls.unclaimed) < count:
+                await checkpoint()
 
     async def stopped(self, *, forgotten: bool = False) -> Receipt:
         """The proof of the one call that was stopped; waits for it.

@@ -21,6 +21,7 @@ from nnrp_sched.profile.json_values import JsonObject, is_array, is_object, is_p
 _ITEM: Final = re.compile(r"tool-call-(\d+)-\d+")
 """Our servers' item ids, which tell the choice; an event of a tool call does not."""
 _RESPONSES_SPELLING: Final = frozenset({"input_tokens", "output_tokens"})
+_TOLD_AT_THE_END: Final = ("system_fingerprint", "service_tier")
 _SAID_OF_CHOICE: Final = frozenset({"delta", "finish_reason", "stop_reason"})
 _SAID_OF_CALL: Final = frozenset({"id", "type", "function"})
 _SAID_OF_FUNCTION: Final = frozenset({"name", "arguments"})
@@ -63,13 +64,16 @@ class ChunkWriter:
                 return self._chunk(_choice_of(item_id), {"tool_calls": [call]}, extra)
             case Usage(usage=usage, openai_chunk=extra):
                 self._usage, self._usage_chunk = usage, extra or {}
-        return None
+                return None
+            case _:
+                return None
 
     def finish(self, body: JsonObject | None) -> list[JsonObject]:
         """The chunks that end the stream, from the chat.completion."""
         whole = body or {}
         if not self._begun:
             self._adopt(whole)
+        self._identity |= {k: whole[k] for k in _TOLD_AT_THE_END if whole.get(k) is not None}
         chunks = [
             self._finish_choice(choice)
             for choice in _objects(whole.get("choices"))
@@ -80,7 +84,12 @@ class ChunkWriter:
             counts = usage
             if "prompt_tokens" in usage:
                 counts = {k: v for k, v in usage.items() if k not in _RESPONSES_SPELLING}
-            summary = {**self._usage_chunk, **self._identity, "choices": [], "usage": counts}
+            summary: JsonObject = {
+                **self._usage_chunk,
+                **self._identity,
+                "choices": [],
+                "usage": counts,
+            }
             chunks.append(summary)
         return chunks
 

@@ -35,7 +35,7 @@ class HttpLibrary:
         The caller's span becomes its parent, as no instrumentation of `openai` says it by a header
         (orchestration anchors, 2c.6).
         """
-        timeouts = request.extensions.get("timeout") or {}
+        timeouts: dict[str, Any] = request.extensions.get("timeout") or {}
         span: dict[str, str] = {}
         _PROPAGATOR.inject(span)
         return HttpRequest(

@@ -42,8 +42,9 @@ def chat_openai(
     `ValueError` when no model is named and several are there.
     """
     gateway = Gateway(agent, settings)
+    known: dict[str, Any] = {"api_key": "none", "stream_usage": True, **options}
     return ChatOpenAI(
-        **{"api_key": "none", "stream_usage": True, **options},
+        **known,
         use_responses_api=False,  # The environment may ask for it; NNRP carries chats.
         model=gateway.model(model),
         base_url=BASE_URL,

@@ -36,7 +36,7 @@ class NnrpModel(OpenAIChatCompletionsModel):
     def __init__(self, model: str, client: AsyncOpenAI, gateway: Gateway) -> None:
         """`client` is one over `gateway`."""
         super().__init__(model=model, openai_client=client)
-        self._gateway = gateway
+        self.gateway = gateway
 
     def get_retry_advice(self, request: ModelRetryAdviceRequest) -> ModelRetryAdvice | None:
         """Not to make a call again beside one that still runs, or may.
@@ -48,7 +48,7 @@ class NnrpModel(OpenAIChatCompletionsModel):
         if stream is None:
             return super().get_retry_advice(request)
         receipt = stream.receipt
-        if receipt is None and self._gateway.keeps(stream):
+        if receipt is None and self.gateway.keeps(stream):
             reason = f"{stream.id} still runs, and the same request takes it over"
             return ModelRetryAdvice(suggested=True, replay_safety="safe", reason=reason)
         if receipt is None or not receipt.authoritative:
@@ -73,16 +73,16 @@ class NnrpProvider(ModelProvider):
         `options` are those of `AsyncOpenAI`. To be made in the agent's event loop.
         """
         self._model = model
-        self._gateway = Gateway(agent, settings)
-        self._client = over_gateway(self._gateway, **options)
+        self.gateway = Gateway(agent, settings)
+        self._client = over_gateway(self.gateway, **options)
 
     def get_model(self, model_name: str | None) -> Model:
         """The model of that name. Raises `UserError` when none is named and several are there."""
         try:
-            name = self._gateway.model(model_name or self._model)
+            name = self.gateway.model(model_name or self._model)
         except ValueError as error:
             raise UserError(str(error)) from error
-        return NnrpModel(name, self._client, self._gateway)
+        return NnrpModel(name, self._client, self.gateway)
 
     async def aclose(self) -> None:
         """Close the client; calls that nobody waits for are stopped."""

@@ -55,14 +55,8 @@ def async_openai(
 def over_gateway(gateway: Gateway, **options: Any) -> AsyncOpenAI:
     """A client over a gateway, which it closes."""
     http_client = httpx2.AsyncClient(transport=async_transport(gateway))
-    known = {"api_key": _NO_KEY, **options}
+    known: dict[str, Any] = {"api_key": _NO_KEY, **options}
     return AsyncOpenAI(**known, base_url=BASE_URL, http_client=http_client)
-
-
-def threaded_openai(gateway: Gateway, **options: Any) -> OpenAI:
-    """A blocking client over a gateway, for threads beside that of the gateway's loop."""
-    http_client = httpx2.Client(transport=sync_transport(gateway))
-    return OpenAI(**{"api_key": _NO_KEY, **options}, base_url=BASE_URL, http_client=http_client)
 
 
 def openai_client(
@@ -103,7 +97,8 @@ def openai_client(
     finalizer = weakref.finalize(transport, _close, stack, gateway)
     transport.on_close = finalizer
     http_client = httpx2.Client(transport=transport)
-    return OpenAI(**{"api_key": _NO_KEY, **options}, base_url=BASE_URL, http_client=http_client)
+    known: dict[str, Any] = {"api_key": _NO_KEY, **options}
+    return OpenAI(**known, base_url=BASE_URL, http_client=http_client)
 
 
 def _close(stack: ExitStack, gateway: Gateway) -> None:

@@ -1,7 +1,7 @@
 """The OpenAI Agents SDK on a program of ours. Cases of users have their numbers in the names."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from agents.items import ItemHelpers
 
 from nnrp_sched_orchestrator.embed.openai_agents import NnrpModel, NnrpProvider
 from nnrp_sched_orchestrator.embed.records import EmbedSettings
-from tests.support.embedding import SECONDS, Embedded, embedded
+from tests.support.embedding import Embedded, embedded
 from tests.support.serving import MODEL
 
 pytestmark = pytest.mark.anyio
@@ -35,10 +35,11 @@ CALL = {"tool_calls": [{"name": "grep", "arguments": '{"pattern": "needle"}', "i
 @asynccontextmanager
 async def sdk(
     *turns: dict[str, Any], settings: EmbedSettings | None = None, **options: Any
-) -> AsyncIterator[tuple[Embedded, RunConfig]]:
+) -> AsyncGenerator[tuple[Embedded, RunConfig]]:
     """An engine that answers so, and a run configuration that leads to it."""
     async with embedded(turns=turns) as served:
         provider = NnrpProvider(served.agent, MODEL, settings=settings, **options)
+        served.gateway = provider.gateway
         try:
             yield served, RunConfig(model_provider=provider, tracing_disabled=True)
         finally:
@@ -178,19 +179,10 @@ async def test_t52_a_retry_of_the_runner_takes_the_running_call_over(streamed: b
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
             await served.calls(1)
-            await given_up(config)
+            await served.given_up()
             served.engine.let(2)
         assert outputs == ["ab"]
         assert len(served.engine.calls) == 1
-
-
-async def given_up(config: RunConfig) -> None:
-    """Wait until a call goes on without its client."""
-    model = config.model_provider.get_model(None)
-    assert isinstance(model, NnrpModel)
-    with anyio.fail_after(SECONDS):
-        while not len(model._gateway.calls.unclaimed):
-            await anyio.lowlevel.checkpoint()
 
 
 async def timed_out(served: Embedded, config: RunConfig) -> openai.APITimeoutError:

@@ -142,8 +142,9 @@ def test_an_answer_that_was_not_streamed_comes_whole_at_the_end() -> None:
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
     usage = {"prompt_tokens": 1, "completion_tokens": 2, "input_tokens": 1, "output_tokens": 2}
     body = {"id": "whole", "created": 5, "model": "m", "choices": [choice], "usage": usage}
+    body["system_fingerprint"] = "vllm"
     (finish, counts) = rewritten([Completed(body)])
-    assert finish["id"] == "whole"
+    assert (finish["id"], finish["system_fingerprint"]) == ("whole", "vllm")
     assert finish["choices"][0]["delta"] == {
         "role": "assistant",
         "tool_calls": [{"index": 0, **call}],
@@ -165,7 +166,7 @@ def test_extras_of_the_usage_chunk_and_of_a_chunk_without_choices_are_kept() -> 
 
 
 def test_a_tool_call_keeps_members_that_no_event_knows() -> None:
-    start = {**call_start(0, "f"), "provider": "x"}
+    start: Document = {**call_start(0, "f"), "provider": "x"}
     start["function"]["strict"] = True
     arguments = {"index": 0, "function": {"arguments": "{}"}}
     chunks = [

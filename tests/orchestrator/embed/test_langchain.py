@@ -1,12 +1,13 @@
 """LangChain's `ChatOpenAI` on a program of ours."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, cast
 
 import anyio
 import pytest
-from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.runnables import Runnable
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
@@ -32,10 +33,16 @@ def grep(pattern: str) -> str:
     return f"haystack.py:{len(pattern)}"
 
 
+def bound(model: Any) -> Runnable[Any, AIMessage]:
+    """The model with the tool."""
+    with_tools: Runnable[Any, AIMessage] = model.bind_tools([grep])
+    return with_tools
+
+
 @asynccontextmanager
 async def langchain(
     *turns: dict[str, Any], **options: Any
-) -> AsyncIterator[tuple[Embedded, ChatOpenAI]]:
+) -> AsyncGenerator[tuple[Embedded, ChatOpenAI]]:
     """An engine that answers so, and a chat model that leads to it."""
     async with embedded(turns=turns) as served:
         model = chat_openai(served.agent, MODEL, **options)
@@ -54,7 +61,7 @@ async def test_an_answer_with_its_token_counts() -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_tools_are_called_and_their_results_go_back(streamed: bool) -> None:
     async with langchain(CALL, {"text": "In line 6."}) as (served, model):
-        with_tools = model.bind_tools([grep])
+        with_tools = bound(model)
         messages: list[Any] = [HumanMessage("Where is it?")]
         if streamed:
             pieces = [piece async for piece in with_tools.astream(messages)]

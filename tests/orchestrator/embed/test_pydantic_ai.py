@@ -1,6 +1,6 @@
 """pydantic-ai on a program of ours. Cases of users have their number in the test's name."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ CALL = {"tool_calls": [{"name": "grep", "arguments": '{"pattern": "needle"}', "i
 
 
 @asynccontextmanager
-async def pydantic(*turns: dict[str, Any]) -> AsyncIterator[tuple[Embedded, NnrpModel]]:
+async def pydantic(*turns: dict[str, Any]) -> AsyncGenerator[tuple[Embedded, NnrpModel]]:
     """An engine that answers so, and a model that leads to it."""
     async with embedded(turns=turns) as served:
         model = NnrpModel(served.agent, MODEL)

@@ -55,19 +55,25 @@ def client(served: Background) -> Iterator[OpenAI]:
         yield made
 
 
+def ask(client: OpenAI, document: dict[str, Any], **members: Any) -> Any:
+    """The answer to a chat body with some more members, whole or as it comes."""
+    create: Any = client.chat.completions.create
+    return create(**asked(document), **members)
+
+
 def running() -> list[str]:
     """The threads of clients that were not closed."""
     return [thread.name for thread in threading.enumerate() if thread.name == THREAD]
 
 
 def test_a_whole_answer(client: OpenAI) -> None:
-    answer = client.chat.completions.create(**asked(body("hello")))
+    answer = ask(client, body("hello"))
     assert answer.choices[0].message.content == "You said: hello"
     assert answer._request_id == "openai#1"
 
 
 def test_a_stream(client: OpenAI, served: Background) -> None:
-    stream = client.chat.completions.create(**asked(body("hello")), stream=True)
+    stream = ask(client, body("hello"), stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "You said: hello"
     served.idle()
 
@@ -77,12 +83,12 @@ def test_the_models(client: OpenAI) -> None:
 
 
 def leave_the_block(client: OpenAI) -> None:
-    with client.chat.completions.create(**asked(ENDLESS), stream=True) as stream:
+    with ask(client, ENDLESS, stream=True) as stream:
         next(iter(stream))
 
 
 def forget(client: OpenAI) -> None:
-    for _ in client.chat.completions.create(**asked(ENDLESS), stream=True):
+    for _ in ask(client, ENDLESS, stream=True):
         break
     gc.collect()
 
@@ -90,7 +96,7 @@ def forget(client: OpenAI) -> None:
 def fail(client: OpenAI) -> None:
     with (
         pytest.raises(ZeroDivisionError),
-        client.chat.completions.create(**asked(ENDLESS), stream=True) as stream,
+        ask(client, ENDLESS, stream=True) as stream,
     ):
         for _ in stream:
             raise ZeroDivisionError
@@ -107,29 +113,28 @@ def test_a_stream_that_is_left_is_stopped(
 
 def test_2c4_the_retry_of_a_timed_out_call_takes_it_over(served: Background) -> None:
     with openai_client(served.host.name, timeout=0.05, max_retries=1) as client:
-        chat = asked(stepped("a"))
         with pytest.raises(openai.APITimeoutError):
-            client.chat.completions.create(**chat)
+            ask(client, stepped("a"))
         served.let(1)
-        answer = client.chat.completions.create(**chat)
+        answer = ask(client, stepped("a"))
         assert answer.choices[0].message.content == "a"
         assert len(served.engine.calls) == 1
 
 
 def test_errors_have_their_status(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
-        client.chat.completions.create(**asked({**body(), "model": "other"}))
+        ask(client, {**body(), "model": "other"})
     assert unknown.value.code == "unsupported_model"
 
 
 def test_many_threads_share_it(client: OpenAI, served: Background) -> None:
-    def ask(number: int) -> str | None:
-        answer = client.chat.completions.create(**asked(body(f"number {number}")))
+    def number_of(number: int) -> str | None:
+        answer = ask(client, body(f"number {number}"))
         said: str | None = answer.choices[0].message.content
         return said
 
     with ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(ask, range(40)))
+        answers = list(threads.map(number_of, range(40)))
     assert answers == [f"You said: number {number}" for number in range(40)]
     served.idle()
 
@@ -153,7 +158,7 @@ def test_an_interrupt_of_the_waiting_thread_stops_the_call(
     try:
         served.portal.start_task_soon(once_it_runs)
         with pytest.raises(Interrupted):
-            client.chat.completions.create(**asked(ENDLESS))
+            ask(client, ENDLESS)
     finally:
         signal.signal(signal.SIGUSR1, before)
     served.idle()
@@ -161,7 +166,7 @@ def test_an_interrupt_of_the_waiting_thread_stops_the_call(
 
 def test_closing_it_ends_its_thread_and_what_it_had_going(served: Background) -> None:
     client = openai_client(served.host.name)
-    stream = client.chat.completions.create(**asked(ENDLESS), stream=True)
+    stream = ask(client, ENDLESS, stream=True)
     next(iter(stream))
     assert running() == [THREAD]
     client.close()
@@ -169,12 +174,12 @@ def test_closing_it_ends_its_thread_and_what_it_had_going(served: Background) ->
     assert running() == []
     served.idle()
     with pytest.raises(RuntimeError, match="closed"):
-        client.chat.completions.create(**asked(body()))
+        ask(client, body())
 
 
 def test_one_that_nobody_closes_is_closed_when_it_is_forgotten(served: Background) -> None:
     client = openai_client(served.host.name)
-    client.chat.completions.create(**asked(body()))
+    ask(client, body())
     assert running() == [THREAD]
     del client
     gc.collect()
@@ -193,5 +198,5 @@ def test_what_has_timed_out_is_stopped_when_no_retry_comes(served: Background) -
     soon = EmbedSettings(retry_seconds=0.01)
     with openai_client(served.host.name, settings=soon, timeout=0.02, max_retries=0) as client:
         with pytest.raises(openai.APITimeoutError):
-            client.chat.completions.create(**asked(ENDLESS))
+            ask(client, ENDLESS)
         served.idle()

@@ -1,0 +1,69 @@
+"""The examples of the embeddings run on the real engine, as their READMEs say."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from nnrp_sched_patches.launch import Serving
+from tests.support.carriers import Place
+from tests.support.serving import scripted_server
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 200
+STOPPED = r"stopped while running, confirmed by the scheduler: True, \d+ of 1500 tokens made"
+STORIES = {
+    "embed_openai_client": [
+        r"  the harbour: \w",
+        r"  the market: \w",
+        r"  the school: \w",
+        r"  the weather: \w",
+        STOPPED,
+        r"A hasty client tried three times in vain; the engine had 1 call of it\.",
+        r"Spent: \d+ tokens in 6 calls\.",
+    ],
+    "embed_openai_agents": [
+        r"The librarian looked: .*embed_langchain, embed_openai_agents, embed_openai_client",
+        rf"RunResultStreaming\.cancel\(\): {STOPPED}",
+        r"Both runs were paid by library/librarian: \d+ tokens\.",
+    ],
+    "embed_pydantic_ai": [
+        r"Planned: Trip\(city='.{0,12}', days=[1-9]\)",
+        rf"cancel\(\): the response is interrupted; {STOPPED}",
+        r"Left of the agency's budget: 1\d\d\d tokens\.",
+    ],
+    "embed_langchain": [
+        r"price\(\{'name': '.{0,12}'\}\): .{0,12} costs \d+ coins\.",
+        r"The clerk says: .",
+        rf"Left by break: {STOPPED}",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", STORIES)
+async def test_an_example_tells_its_story(serving: Serving, name: str, tmp_path: Path) -> None:
+    async with scripted_server(serving.engine, place=Place("tcp", tmp_path)) as served:
+        endpoint = str(served.server.endpoints[0])
+        with anyio.fail_after(SECONDS):
+            done = await anyio.run_process(
+                [sys.executable, "-m", f"examples.{name}", "--endpoint", endpoint],
+                cwd=ROOT,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+        printed = done.stdout.decode()
+        assert done.returncode == 0, printed
+        for line in STORIES[name]:
+            assert re.search(line, printed), f"{line} is not in\n{printed}"
+        assert not (await serving.engine.queue()).operations
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_an_example_has_a_readme_that_says_how_to_run_it(name: str) -> None:
+    readme = (ROOT / "examples" / name / "README.md").read_text()
+    assert f"python -m examples.{name}\n" in readme
