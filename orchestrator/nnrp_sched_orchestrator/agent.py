@@ -124,7 +124,7 @@ class Agent(AgentNode):
             affinity=affinity,
             on_loss=on_loss,
             idempotency_key=idempotency_key,
-            traceparent=span.traceparent,
+            traceparent=span.carried,
             limit=told,
         )
         work = ModelWork(

@@ -35,6 +35,8 @@ AttributeValue = str | bool | int | float
 SCOPE: Final = "nnrp_sched_orchestrator"
 """The instrumentation scope of these spans."""
 
+_LOW_64: Final = 2**64 - 1
+
 _current: contextvars.ContextVar["TraceSpan | None"] = contextvars.ContextVar(
     "nnrp_sched_span", default=None
 )
@@ -78,9 +80,11 @@ class TraceSpan:
         context = self._span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
-    def event(self, name: str, attributes: Mapping[str, AttributeValue | None]) -> None:
-        """Something happened within it."""
-        self._span.add_event(name, _known(attributes))
+    @property
+    def carried(self) -> str | None:
+        """The traceparent for a server; None for a trace id of whose low half nothing is left."""
+        low_half = self._span.get_span_context().trace_id & _LOW_64
+        return self.traceparent if low_half else None
 
     def end(
         self,

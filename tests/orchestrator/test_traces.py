@@ -170,6 +170,13 @@ async def test_a_call_may_be_below_a_span_from_elsewhere() -> None:
     assert [ids(each) for each in engine.traceparents] == [own(chat)]
 
 
+@pytest.mark.parametrize("elsewhere", ["nonsense", f"00-{7:016x}{0:016x}-{9:016x}-01"])
+async def test_a_span_that_cannot_be_carried_harms_no_call(elsewhere: str) -> None:
+    async with orchestra() as play, play.orchestrator.program("p") as root:
+        with anyio.fail_after(SECONDS):
+            assert await root.chat("hi", traceparent=elsewhere).text() == "You said: hi"
+
+
 async def test_without_an_sdk_the_chain_holds_up_to_the_engine() -> None:
     engine = TracedEngine()
     async with orchestra(lambda: (engine, ServerLimits())) as play:
