@@ -30,6 +30,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.timeout(400))
         # vLLM and what it imports warn of their own affairs.
         item.add_marker(pytest.mark.filterwarnings("default"))
+        if not any(_shared(item)):
+            item.add_marker(pytest.mark.own_engine)
     # Two busy engines are too much for a small machine: the shared ones start last, and stay.
     ours.sort(key=_shared)
     items[:] = [*ours, *rest]
