@@ -2,16 +2,15 @@
 
 import hashlib
 import reprlib
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from nnrp_sched.client.trace import parse_traceparent
 from nnrp_sched.profile.json_values import JsonObject, is_object
+from nnrp_sched.profile.workflow import MAX_KEY
 from nnrp_sched_orchestrator.embed.records import HttpRequest
-
-_KEY_LIMIT: Final = 255
 
 
 class ChatRequest(Struct, frozen=True):
@@ -76,8 +75,8 @@ def _read_seconds(request: HttpRequest) -> float | None:
 
 
 def _key(key: str | None) -> str | None:
-    if key is not None and not 0 < len(key) <= _KEY_LIMIT:
-        raise ValueError(f"idempotency-key: from 1 to {_KEY_LIMIT} characters are allowed")
+    if key is not None and not 0 < len(key) <= MAX_KEY:
+        raise ValueError(f"idempotency-key: from 1 to {MAX_KEY} characters are allowed")
     return key
 
 

@@ -53,14 +53,12 @@ class Gateway:
             raise
         except NnrpSchedError as error:
             return refusal_of(error).reply()
-        except ValueError as fault:
-            return bad_request(str(fault)).reply()
 
     async def _route(self, request: HttpRequest) -> HttpReply:
         one_model = _ONE_MODEL.fullmatch(request.path)
         match request.method, request.path:
             case "POST", "/v1/chat/completions":
-                return await self.calls.answer(chat_request(request))
+                return await self._chat(request)
             case "GET", "/v1/models":
                 data = [_model(name) for name in self._agent.models]
                 return _json({"object": "list", "data": data})
@@ -70,6 +68,13 @@ class Gateway:
                 return _json(_model(name)) if known else unknown_model(name).reply()
             case _, path:
                 return unknown_path(path).reply()
+
+    async def _chat(self, request: HttpRequest) -> HttpReply:
+        try:
+            wanted = chat_request(request)
+        except ValueError as fault:
+            return bad_request(str(fault)).reply()
+        return await self.calls.answer(wanted)
 
     def runs_here(self) -> bool:
         """Whether this is a thread whose event loop the gateway lives in."""
