@@ -8,17 +8,17 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final, NamedTuple, Self
+from collections.abc import Callable, Mapping
+from typing import Final, Self
 
 import anyio
 from msgspec import Struct
 
+from nnrp_sched_orchestrator.processes import living, stat
+
 MARK: Final = "NNRP_SCHED_TOOL_CALL"
 """The variable whose value tells the processes of a call from all others."""
 
-_PROC: Final = "/proc"
-_DEAD: Final = frozenset({b"Z", b"X", b"x"})
 _KILL_SECONDS: Final = 2.0
 """How long the kernel may take to end what was killed; longer only in uninterruptible sleep."""
 _SHORTEST_WAIT: Final = 0.002
@@ -47,7 +47,7 @@ class ProcessGroup(Struct, frozen=True):
     @classmethod
     def of(cls, leader: int, mark: str) -> Self:
         """The group of a process that was just started."""
-        found = _stat(leader)
+        found = stat(leader)
         return cls(leader, mark, 0 if found is None else found.started)
 
     async def end(self, grace_seconds: float) -> bool:
@@ -78,58 +78,20 @@ class ProcessGroup(Struct, frozen=True):
 
     async def members(self) -> dict[int, int]:
         """The ids of those that live now, zombies do not, each with its process group."""
-        # In a thread: a machine with many processes has many files to read.
-        return await anyio.to_thread.run_sync(self._members)
-
-    def _members(self) -> dict[int, int]:
         # Twice, because one that starts another and ends, while we look, can hide both of them.
-        return self._look() or self._look()
+        return await self._look() or await self._look()
 
-    def _look(self) -> dict[int, int]:
+    async def _look(self) -> dict[int, int]:
         mark = self.mark.encode()
-        members: dict[int, int] = {}
-        for pid in _processes():
-            found = _stat(pid)
-            if found is None or not found.alive or found.started < self.since:
-                continue
-            if self.leader in (found.group, found.session) or mark in _read(pid, "environ"):
-                members[pid] = found.group
-        return members
+        return {
+            each.pid: each.group
+            for each in await living(self.since)
+            if each.started >= self.since
+            and (self.leader in (each.group, each.session) or mark in each.environment)
+        }
 
 
 def _signal(send: Callable[[int, int], None], target: int, number: signal.Signals) -> None:
     # What ended in this moment, or became another user's, is not ours to end.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         send(target, number)
-
-
-def _processes() -> Iterator[int]:
-    with os.scandir(_PROC) as entries:
-        for entry in entries:
-            if entry.name.isdecimal():
-                yield int(entry.name)
-
-
-class _Process(NamedTuple):
-    alive: bool
-    group: int
-    session: int
-    started: int
-
-
-def _stat(pid: int) -> _Process | None:
-    """What the kernel tells of a process; None when there is none."""
-    text = _read(pid, "stat")
-    if not text:
-        return None
-    # The name, in parentheses, may hold anything; behind it comes the third field.
-    fields = text.rpartition(b")")[2].split()
-    return _Process(fields[0] not in _DEAD, int(fields[2]), int(fields[3]), int(fields[19]))
-
-
-def _read(pid: int, name: str) -> bytes:
-    try:
-        with open(f"{_PROC}/{pid}/{name}", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""  # It has ended, or is another user's and so not ours.
