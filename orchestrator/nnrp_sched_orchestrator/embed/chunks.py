@@ -10,9 +10,12 @@ import re
 from typing import Any, Final
 
 from nnrp_sched.profile import (
+    Completed,
     Event,
     OutputTextDelta,
+    ToolCallCompleted,
     ToolCallDelta,
+    ToolCallError,
     ToolCallStarted,
     Usage,
 )
@@ -65,6 +68,8 @@ class ChunkWriter:
             case Usage(usage=usage, openai_chunk=extra):
                 self._usage, self._usage_chunk = usage, extra or {}
                 return None
+            case ToolCallCompleted() | ToolCallError() | Completed() if event.openai_chunk:
+                return self._chunk(0, {}, event.openai_chunk)
             case _:
                 return None
 

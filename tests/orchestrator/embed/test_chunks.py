@@ -27,7 +27,8 @@ def engine_chunk(choices: list[Document], **members: Any) -> Document:
 
 
 def choice_of(index: int, delta: Document, **members: Any) -> Document:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **members}
+    members = {"logprobs": None, "finish_reason": None, **members}
+    return {"index": index, "delta": delta, **members}
 
 
 def call_start(tool: int, name: str) -> Document:
@@ -163,6 +164,20 @@ def test_extras_of_the_usage_chunk_and_of_a_chunk_without_choices_are_kept() -> 
     written = rewritten(events_of(chunks))
     assert (written[0]["choices"], written[0]["prompt_token_ids"]) == ([], [1, 2])
     assert written[-1]["metrics"] == {"queue_time_ms": 4}
+
+
+def test_what_rides_on_the_end_of_a_tool_call_is_kept() -> None:
+    logprobs = {"content": [{"token": "a", "logprob": -0.5}]}
+    arguments = {"index": 0, "function": {"arguments": "{}"}}
+    chunks = [
+        engine_chunk([choice_of(0, {"tool_calls": [call_start(0, "f")]})]),
+        engine_chunk([choice_of(0, {"tool_calls": [arguments]})]),
+        engine_chunk([choice_of(0, {}, finish_reason="stop"), choice_of(1, {}, logprobs=logprobs)]),
+        engine_chunk([choice_of(1, {}, finish_reason="stop")]),
+    ]
+    ours, theirs = put_together(rewritten(events_of(chunks))), put_together(chunks)
+    assert ours["choices"] == theirs["choices"]
+    assert ours["choices"][1]["logprobs"] == logprobs
 
 
 def test_a_tool_call_keeps_members_that_no_event_knows() -> None:
