@@ -25,16 +25,23 @@ COMMANDS = [
     for line in text.splitlines()
 ]
 DEFAULT = "nnrp://127.0.0.1:7437"
+PRINTED = (
+    ("OutputTextDelta", "status='completed'"),
+    ("You said: Name a colour. (Receipt(", "accepted=True, authoritative=True"),
+)
+"""What each Python block prints."""
 
 
 def test_every_block_is_of_a_kind_that_is_run_here() -> None:
     assert {language for language, _ in BLOCKS} == {"sh", "python"}
-    kinds = {"make", "nnrp-sched"}
+    kinds = {"make", "nnrp-sched", "python"}
     assert {command.split()[0] for command in COMMANDS} == kinds
 
 
-@pytest.mark.parametrize("source", PYTHON)
-def test_each_python_block_runs_and_prints_an_answer(source: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("source", "printed"), list(zip(PYTHON, PRINTED, strict=True)))
+def test_each_python_block_runs_and_prints_an_answer(
+    source: str, printed: tuple[str, ...], tmp_path: Path
+) -> None:
     assert len(source.splitlines()) <= 15
     with serving("--listen", "nnrp://127.0.0.1:0") as (_, ready):
         script = tmp_path / "example.py"
@@ -46,8 +53,28 @@ def test_each_python_block_runs_and_prints_an_answer(source: str, tmp_path: Path
             timeout=SECONDS,
             check=True,
         )
-    assert "OutputTextDelta" in done.stdout
-    assert "status='completed'" in done.stdout
+    for text in printed:
+        assert text in done.stdout
+
+
+def test_the_program_of_agents_has_ten_lines() -> None:
+    assert len([line for line in PYTHON[1].splitlines() if line.strip()]) == 10
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("python ")])
+def test_each_example_that_is_named_runs(command: str) -> None:
+    _, *arguments = shlex.split(command)
+    with serving("--listen", "nnrp://127.0.0.1:0") as (_, ready):
+        done = subprocess.run(
+            [sys.executable, *arguments, "--endpoint", ready["endpoints"][0]],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("make ")])
