@@ -420,6 +420,29 @@ async def test_2c5_a_stream_in_which_nothing_comes_ends_by_the_clients_timeout(
         assert (receipt.state, receipt.accepted, receipt.authoritative) == ("running", True, True)
 
 
+async def test_t55_the_clients_timeout_counts_in_the_queue_and_the_queue_is_to_be_seen(
+    client: Client,
+) -> None:
+    async with embedded(slots=1) as served, client(served, AT_ONCE, max_retries=0) as made:
+        stream = await ask_streamed(made, ENDLESS)
+        async with stream:
+
+            async def create() -> None:
+                with pytest.raises(openai.APITimeoutError):
+                    await ask(made, body("later"), timeout=1.0)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(create)
+                await served.calls(2)
+                with anyio.fail_after(SECONDS):
+                    while served.agent.snapshot().streams[-1].state.position is None:
+                        await anyio.lowlevel.checkpoint()
+                waiting = served.agent.snapshot().streams[-1].state
+                assert (waiting.kind, waiting.where) == ("queued", "engine")
+            (receipt,) = served.agent.receipts
+            assert (receipt.state, receipt.accepted, receipt.tokens) == ("waiting", True, 0)
+
+
 async def test_without_a_timeout_the_header_counts_and_without_both_a_call_takes_its_time(
     client: Client,
 ) -> None:
