@@ -104,5 +104,7 @@ class EngineDescription(Struct, frozen=True):
     """The patch layer's family for that version, when it is active."""
     priority_policy: str | None = None
     """How the scheduler orders its queue: `priority`, `fcfs`, or None when that is not known."""
+    max_model_len: int | None = None
+    """Tokens of a prompt and its answer together that the models take; None when not known."""
     live_queue: bool = False
     """Whether snapshots, receipts and changes of priority come from the scheduler itself."""

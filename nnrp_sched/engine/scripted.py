@@ -48,12 +48,13 @@ class ScriptedEngine:
         self,
         *,
         models: Iterable[str] = MODELS,
+        max_model_len: int | None = None,
         sleep: Sleep = anyio.sleep,
         slots: int | None = None,
         policy: Policy = "priority",
         clock: Clock = _milliseconds,
     ) -> None:
-        """Serve these models.
+        """Serve these models, which take no limit of an answer above `max_model_len`.
 
         `sleep` takes seconds and makes every delay of the scripts. `slots` calls run at once (None:
         all of them), the others wait in the order of `policy`. `clock` gives the times of
@@ -63,6 +64,7 @@ class ScriptedEngine:
             "scripted",
             tuple(models),
             tool_calls=True,
+            max_model_len=max_model_len,
             priority_policy=policy,
             live_queue=True,
         )
@@ -116,6 +118,7 @@ class ScriptedEngine:
     ) -> AsyncGenerator[ChatBody, None]:
         self._check_model(call.body.get("model"))
         work = plan(call.body)
+        self._check_length(work.limit)
         if work.script.fail_status is not None and work.script.fail_after is None:
             raise _scripted_failure(work)
         live = self._queue.enter(call)
@@ -179,6 +182,16 @@ class ScriptedEngine:
         if model == "backend-error":
             raise BackendError(
                 "The scripted backend failed.", status=500, error_type="InternalServerError"
+            )
+
+    def _check_length(self, limit: int | None) -> None:
+        most = self._description.max_model_len
+        if most is not None and limit is not None and limit > most:
+            raise BackendError(
+                f"max_tokens={limit} cannot be greater than max_model_len={most}.",
+                status=400,
+                error_type="BadRequestError",
+                parameter="max_tokens",
             )
 
 

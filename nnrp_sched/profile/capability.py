@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from nnrp_sched.profile.envelope import CHAT_COMPLETIONS, PROFILE, SCHEMA_VERSION
 
@@ -24,6 +24,9 @@ class Model(Struct, frozen=True):
 
     id: str
     owned_by: str = "adapter"
+    max_model_len: int | UnsetType = UNSET
+    """Tokens of a prompt and its answer together, where that is known; named as vLLM names it. A
+    limit of the answer that is above it is refused."""
 
 
 class Extension(Struct, frozen=True):
@@ -51,14 +54,19 @@ class CapabilityDocument(Struct, frozen=True):
 
 
 def capability_document(
-    models: Iterable[str], tool_calls: bool, extensions: Iterable[Extension] = ()
+    models: Iterable[str],
+    tool_calls: bool,
+    extensions: Iterable[Extension] = (),
+    *,
+    max_model_len: int | None = None,
 ) -> CapabilityDocument:
     """The document of a Level 1 server; without models it serves no chats, and no level.
 
     `tool_calls` is whether the engine can produce them. Only what works is declared: `extensions`
     is the caller's to know.
     """
-    served = tuple(Model(id=model) for model in models)
+    length = UNSET if max_model_len is None else max_model_len
+    served = tuple(Model(id=model, max_model_len=length) for model in models)
     chat = Operation(
         name=CHAT_COMPLETIONS,
         streaming=True,

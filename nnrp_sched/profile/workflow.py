@@ -22,9 +22,12 @@ MAX_KEY: Final = 256
 PRIORITY_RANGE: Final = (-(2**31), 2**31 - 1)
 """What an engine priority can be; lower is sooner."""
 
+MAX_COUNT: Final = 2**53
+"""The largest number; larger integers do not survive JSON readers that use doubles."""
+
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 EnginePriority = Annotated[int, Meta(ge=PRIORITY_RANGE[0], le=PRIORITY_RANGE[1])]
 
 

@@ -46,6 +46,7 @@ def capabilities(engine: Engine, further: Iterable[Extension] = ()) -> dict[str,
         description.models,
         tool_calls=description.tool_calls,
         extensions=[*(each for each, needs in _EXTENSIONS if prioritized or not needs), *further],
+        max_model_len=description.max_model_len,
     )
     return document.to_builtins()
 

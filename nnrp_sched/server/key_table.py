@@ -91,8 +91,8 @@ class KeyTable:
         """The part of a new operation in the call of its key; close it once the operation is over.
 
         `operation` is the id users see. Raises `ProfileError`: `invalid_nnrp_policy` for a key that
-        another body has, `adapter_operation_limit` when there is no room for a further key, or the
-        beginning of the answer was too long to be kept.
+        another body has, `adapter_operation_limit` when there is no room for a further key,
+        `scheduler_rejected` when the beginning of the answer was too long to be kept.
         """
         digest = hashlib.sha256(msgspec.json.encode(body, order="deterministic")).digest()
         shelf = self._shelves.get(principal)
@@ -106,8 +106,9 @@ class KeyTable:
                 "that it was first used for",
             )
         elif not call.replay.whole:
+            # Not for lack of room: who comes again only later would have it run a second time.
             raise profile_error(
-                "adapter_operation_limit",
+                "scheduler_rejected",
                 f"the operation of this {_MEMBER} still runs, and has said more than is kept "
                 f"({self._limits.key_answer_bytes} bytes at most); retry once it has ended",
             )

@@ -1,6 +1,5 @@
 """The part of an agent that makes it a node of a program's tree: limits, streams, its end."""
 
-import itertools
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -8,12 +7,13 @@ from typing import Any, Self
 
 import anyio
 
-from nnrp_sched.profile.workflow import MAX_NAME
+from nnrp_sched.profile.workflow import PRIORITY_RANGE
 from nnrp_sched_orchestrator.agent_events import AgentTap
 from nnrp_sched_orchestrator.budget import NO_BUDGET, Account, Budget
 from nnrp_sched_orchestrator.cancel import cancel_cone
 from nnrp_sched_orchestrator.errors import AgentEnded, TooManyStreams
 from nnrp_sched_orchestrator.live_streams import LiveStreams, call_at
+from nnrp_sched_orchestrator.names import free_name
 from nnrp_sched_orchestrator.program_scope import ProgramScope
 from nnrp_sched_orchestrator.records import CancellationReport, EventT, Receipt, Spent
 from nnrp_sched_orchestrator.running import Running
@@ -42,7 +42,7 @@ class AgentNode:
         """The names from the program down to it, with `/` between them."""
         self.parent = parent
         inherited = None if parent is None else parent.priority
-        self.priority: int | None = inherited if priority is None else priority
+        self.priority: int | None = inherited if priority is None else _checked(priority)
         """What its model calls ask of the engine; lower is sooner, None: nothing."""
         self.report: CancellationReport | None = None
         """What cancelling it did, the last time."""
@@ -234,6 +234,7 @@ class AgentNode:
 
     def _check_stream(self, kind: StreamKind) -> None:
         """Raise what keeps a stream from starting."""
+        self._scope.tasks.check_loop()
         self._check_open()
         if kind != "run":
             self._account.check_fan_out(self._fan_out)
@@ -243,6 +244,7 @@ class AgentNode:
 
     def _check_child(self) -> None:
         """Raise what keeps an agent from being below this one."""
+        self._scope.tasks.check_loop()
         self._check_open()
         self._account.check_child()
         self._account.check_fan_out(self._fan_out)
@@ -267,10 +269,11 @@ class AgentNode:
 
     def _free_name(self, name: str) -> str:
         """The name of an agent to be below this one, with a number behind it if it is taken."""
-        if not name or "/" in name or "#" in name:
-            raise ValueError(f"{name!r} cannot be an agent's name: use some text without / and #")
-        names = itertools.chain([name], (f"{name}~{number}" for number in itertools.count(2)))
-        free = next(each for each in names if each not in self._children)
-        if len(f"{self.path}/{free}") > MAX_NAME:
-            raise ValueError(f"{self.path}/{free} is longer than {MAX_NAME} characters; shorten it")
-        return free
+        return free_name(name, self._children, whose="an agent's", above=f"{self.path}/")
+
+
+def _checked(priority: int) -> int:
+    least, most = PRIORITY_RANGE
+    if type(priority) is not int or not least <= priority <= most:
+        raise ValueError(f"priority={priority!r}: use a whole number from {least} to {most}")
+    return priority

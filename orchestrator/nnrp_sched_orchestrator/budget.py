@@ -35,8 +35,12 @@ class Budget(Struct, frozen=True):
         """Raises `ValueError` for a limit that cannot be one."""
         for name in ("tokens", "model_calls", "depth", "fan_out", "seconds"):
             value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ValueError(f"budget {name}={value!r}: it must not be negative")
+            kinds = (int, float) if name == "seconds" else (int,)
+            if value is not None and (type(value) not in kinds or not value >= 0):
+                wanted = "a number of seconds" if name == "seconds" else "a whole number"
+                raise ValueError(
+                    f"budget {name}={value!r}: use {wanted} from 0, or None for no limit"
+                )
 
 
 NO_BUDGET: Final = Budget()

@@ -22,6 +22,8 @@ class Features(Struct, frozen=True):
     """The models it serves; empty when it does not say."""
     negotiated: frozenset[str] = frozenset()
     """The control capabilities that the session has agreed on (`wire.CapabilityToken`)."""
+    max_model_len: int | None = None
+    """Tokens of a prompt and its answer together; None when the server does not say."""
 
     @property
     def workflow(self) -> bool:
@@ -53,15 +55,16 @@ class _Named(Struct):
     name: str
 
 
-class _Identified(Struct):
+class _Model(Struct):
     id: str
+    max_model_len: int | None = None
 
 
 class _Document(Struct):
     """The members of a capability document that matter here; the others are ignored."""
 
     extensions: list[_Named] = []
-    models: list[_Identified] = []
+    models: list[_Model] = []
 
 
 def features_of(document: dict[str, Any]) -> Features:
@@ -73,4 +76,7 @@ def features_of(document: dict[str, Any]) -> Features:
     return Features(
         frozenset(each.name for each in found.extensions),
         tuple(each.id for each in found.models),
+        max_model_len=min(
+            (each.max_model_len for each in found.models if each.max_model_len), default=None
+        ),
     )

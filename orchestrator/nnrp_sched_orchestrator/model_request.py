@@ -1,12 +1,15 @@
 """A model call as an agent asks for it, and how its share of tokens gets into its body. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
+import msgspec
 from msgspec import Struct
 
+from nnrp_sched.profile import profile_error
 from nnrp_sched.profile.json_values import is_object
 from nnrp_sched.profile.workflow import Workflow
+from nnrp_sched_orchestrator.features import Features
 from nnrp_sched_orchestrator.grants import Terms
 from nnrp_sched_orchestrator.time_limit import TimeLimit
 
@@ -52,8 +55,9 @@ class ModelRequest(Struct, frozen=True):
                 return length * self.choices
         return None
 
-    def outgoing(self, terms: Terms, model: str | None) -> dict[str, Any]:
+    def outgoing(self, terms: Terms, features: Features) -> dict[str, Any]:
         """The body that goes out: with usage, its share of tokens, and a model if it names none."""
+        model = features.models[0] if features.models else None
         body = dict(self.body)
         if model is not None:
             body.setdefault("model", model)
@@ -62,7 +66,9 @@ class ModelRequest(Struct, frozen=True):
         body["stream_options"] = {**known, "include_usage": True}
         if terms.cap is not None:
             name = next((name for name in _LENGTHS if body.get(name)), _LENGTHS[0])
-            body[name] = max(1, terms.cap // self.choices)
+            # An engine refuses a limit that its model could never come to.
+            most = features.max_model_len or terms.cap
+            body[name] = max(1, min(terms.cap // self.choices, most))
         return body
 
 
@@ -73,22 +79,40 @@ def chat_body(
 ) -> dict[str, Any]:
     """The body of a chat: a whole one, or made of its messages, or of what a user says.
 
-    `model` and `members` are added. Raises `TypeError` for anything else than these.
+    `model` and `members` are added. Raises `TypeError` for anything else than these, and
+    `ProfileError` for what cannot be sent, or counted against a budget.
     """
     if isinstance(messages, str):
         body: dict[str, Any] = {"messages": [{"role": "user", "content": messages}]}
     elif isinstance(messages, Mapping):
         body = dict(messages)
     else:
-        body = {"messages": [_message(message) for message in messages]}
+        body = {"messages": _messages(messages)}
     if model is not None:
         body["model"] = model
-    return {**body, **members}
+    whole = {**body, **members}
+    _check(whole)
+    return whole
 
 
-def _message(value: Any) -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return dict(cast(Mapping[str, Any], value))
+def _check(body: dict[str, Any]) -> None:
+    count = body.get("n")
+    if count is not None and type(count) is not int:
+        # An engine may read "4" as 4, and four answers cost four times as much.
+        raise profile_error("invalid_body", f"n={count!r}: it must be a whole number")
+    try:
+        msgspec.json.encode(body)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise profile_error(
+            "invalid_body", f"the chat body cannot be written as JSON: {error}"
+        ) from error
+
+
+def _messages(value: object) -> list[dict[str, Any]]:
+    if isinstance(value, Iterable):
+        found = list(cast(Iterable[object], value))
+        if all(isinstance(each, Mapping) for each in found):
+            return [dict(cast(Mapping[str, Any], each)) for each in found]
     raise TypeError(
         f"messages must be a text, a list of messages, or a whole chat body, not {value!r}"
     )

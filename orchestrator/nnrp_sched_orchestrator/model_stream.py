@@ -10,12 +10,14 @@ from nnrp_sched.client import Chat
 from nnrp_sched.client import Outcome as ChatOutcome
 from nnrp_sched.errors import ConnectionLost, NnrpSchedError, ProfileError
 from nnrp_sched.profile import Cancelled, Diagnostics, Error, Event
+from nnrp_sched.profile.workflow import MAX_COUNT
 from nnrp_sched_orchestrator.answer import Answer
 from nnrp_sched_orchestrator.budget import Account
 from nnrp_sched_orchestrator.errors import BudgetExceeded, OperationLost
 from nnrp_sched_orchestrator.grants import Grant, Settlements, grant
 from nnrp_sched_orchestrator.model_request import ModelRequest
 from nnrp_sched_orchestrator.model_state import engine_state, pool_state
+from nnrp_sched_orchestrator.patience import Patience, refusal_of
 from nnrp_sched_orchestrator.pool import Pool
 from nnrp_sched_orchestrator.reading import Reading
 from nnrp_sched_orchestrator.records import ModelResult, Receipt, StreamState, StreamStatus
@@ -57,6 +59,7 @@ class ModelWork:
         self._watch = Stopwatch()
         self._answer = Answer()
         self._shown = Shown() if request.on_loss == "resubmit" else None
+        self._patience = Patience()
         self._share: Grant | None = None
         self._ticket: Ticket | None = None
         self._lease: Lease | None = None
@@ -65,7 +68,9 @@ class ModelWork:
         self._speaks = False
         """Whether anything has come of this try."""
         self._submitted = False
-        """Whether any try has reached a server."""
+        """Whether any try has reached a server, which may still run it."""
+        self._refused = False
+        """Whether it waits because its server had no room after all."""
         self._failed = False
         self._receipt: Receipt | None = None
 
@@ -85,6 +90,8 @@ class ModelWork:
                     self._prepare_again(loss)
                 except ReplayDiffers as difference:
                     raise self._lost(str(difference)) from difference
+                except ProfileError as refusal:
+                    await self._wait_for_room(refusal)
         except Exception:
             self._failed = True
             raise
@@ -106,6 +113,8 @@ class ModelWork:
     def state(self) -> StreamState:
         """Where it stands."""
         chat, lease = self._chat, self._lease
+        if self._refused:
+            return StreamState("queued", where="engine")
         if chat is None or lease is None or chat.name is None:
             return pool_state(self._ticket)
         if self._speaks:
@@ -139,10 +148,12 @@ class ModelWork:
         chat = self._chat = self._open(lease)
         self._watch.submit()
         reading = Reading(lease, chat, self._abort_seconds)
+        outcome: ChatOutcome | None = None
         try:
             outcome = await reading.run(guard, lambda event: self._take(chat, event, emit))
         finally:
-            self._submitted = self._submitted or chat.name is not None
+            refused = outcome is not None and outcome.status == "error" and not self._speaks
+            self._submitted = self._submitted or (chat.name is not None and not refused)
             self._receipt = reading.receipt(self._id, self._used)
         return outcome
 
@@ -152,14 +163,15 @@ class ModelWork:
         terms = self._share.terms
         limit = request.limit
         left = None if limit is None else max(0.0, limit.at - time.monotonic())
+        tokens = self._account.left
         workflow = msgspec.structs.replace(
             request.workflow,
             deadline_ms=None if left is None else round(left * 1000),
-            budget_tokens=self._account.left,
+            budget_tokens=None if tokens is None else min(tokens, MAX_COUNT),
         )
         key = request.idempotency_key if features.idempotency else None
         return lease.session.chat(
-            request.outgoing(terms, features.models[0] if features.models else None),
+            request.outgoing(terms, features),
             stream=True,
             diagnostics=True if features.diagnostics else None,
             workflow=workflow if features.workflow else None,
@@ -192,13 +204,13 @@ class ModelWork:
 
     def _conclude(self, outcome: ChatOutcome) -> ModelResult:
         """The result of what the server said; raises what it stands for otherwise."""
-        self._watch.finish()
         match outcome.status:
             case "completed":
+                self._watch.finish()
                 self._check_budget()
                 return self.partial("completed", None)
             case "error":
-                raise _refusal(outcome)
+                raise refusal_of(outcome)
             case "dropped" if self._request.limit is not None and outcome.reason == _DEADLINE:
                 raise self._request.limit.error()
             case "dropped" if outcome.reason == _BUDGET:
@@ -208,6 +220,7 @@ class ModelWork:
                 raise ConnectionLost(f"its server went down: {outcome.reason}")
             case _:
                 assert self._receipt is not None
+                self._watch.finish()
                 reason = outcome.reason or outcome.status
                 self._receipt = msgspec.structs.replace(self._receipt, reason=reason)
                 return self.partial("cancelled", None)
@@ -218,6 +231,7 @@ class ModelWork:
             raise self._exceeded()
 
     def _exceeded(self) -> BudgetExceeded:
+        self._watch.finish()
         self._settle()
         owner = self._account.tightest
         error = owner.exceeded("tokens", owner.budget.tokens or 0)
@@ -235,7 +249,27 @@ class ModelWork:
         lease = self._lease
         if self._submitted and (lease is None or not lease.features.idempotency):
             raise self._lost(f"its connection was lost, and it may have run: {loss}") from loss
-        self._shown.restart()
+        self._begin_again()
+
+    async def _wait_for_room(self, refusal: ProfileError) -> None:
+        """Wait as long as a full server asks for; raises its refusal when that is of no use."""
+        seconds = None if self._speaks else self._patience.seconds(refusal)
+        if seconds is None:
+            raise refusal
+        self._begin_again()
+        self._receipt = None  # That of a refusal proves nothing of the call.
+        self._watch.queue()
+        self._refused = True
+        try:
+            await anyio.sleep(seconds)
+        finally:
+            self._refused = False
+            self._watch.unqueue()
+
+    def _begin_again(self) -> None:
+        """Nothing of this try counts any more."""
+        if self._shown is not None:
+            self._shown.restart()
         self._chat = self._lease = None
         self._speaks = False
 
@@ -264,11 +298,3 @@ class ModelWork:
         if self._failed:
             return Receipt(self._id, tokens=0)
         return Receipt(self._id, state="queued", accepted=True, tokens=0)
-
-
-def _refusal(outcome: ChatOutcome) -> ProfileError:
-    """The server's error, with its word on when to try again."""
-    assert outcome.error is not None
-    error, after = outcome.error, outcome.retry_after_ms
-    diagnostics = None if after is None else {"retry_after_ms": after}
-    return ProfileError(error.code, error.message, error_type=error.type, diagnostics=diagnostics)

@@ -7,7 +7,6 @@ async with Orchestrator.connect("nnrp://127.0.0.1:7437") as orchestrator:
 ```
 """
 
-import itertools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
@@ -15,11 +14,12 @@ import anyio
 import msgspec
 from opentelemetry.trace import TracerProvider
 
-from nnrp_sched.profile.workflow import MAX_NAME
 from nnrp_sched.transport import ClientSecurity
 from nnrp_sched_orchestrator.agent import Agent
 from nnrp_sched_orchestrator.budget import Budget
+from nnrp_sched_orchestrator.fair_queue import WEIGHTS
 from nnrp_sched_orchestrator.link import Connect
+from nnrp_sched_orchestrator.names import free_name
 from nnrp_sched_orchestrator.owned_tasks import OwnedTasks
 from nnrp_sched_orchestrator.pool import Pool
 from nnrp_sched_orchestrator.pool_records import PoolSettings
@@ -93,9 +93,11 @@ class Orchestrator:
         its share of the sessions beside other programs; `priority` and deadline are as for agents.
         Raises `ValueError` for a name or a number that cannot be one.
         """
-        if not weight > 0:
-            raise ValueError(f"weight={weight!r}: it must be positive")
-        free = self._free_name(name)
+        self._tasks.check_loop()
+        least, most = WEIGHTS
+        if not least <= weight <= most:
+            raise ValueError(f"weight={weight!r}: use a number from {least:g} to {most:g}")
+        free = free_name(name, self._programs, whose="a program's")
         scope = ProgramScope(free, self.pool, self._tasks, self._settings, weight, self._provider)
         program = Agent(
             scope, free, budget=budget, priority=priority, deadline_seconds=deadline_seconds
@@ -106,15 +108,6 @@ class Orchestrator:
                 yield program
         finally:
             del self._programs[free]
-
-    def _free_name(self, name: str) -> str:
-        if not name or "/" in name or "#" in name:
-            raise ValueError(f"{name!r} cannot be a program's name: use some text without / and #")
-        names = itertools.chain([name], (f"{name}~{number}" for number in itertools.count(2)))
-        free = next(each for each in names if each not in self._programs)
-        if len(free) > MAX_NAME:
-            raise ValueError(f"{free} is longer than {MAX_NAME} characters; shorten it")
-        return free
 
     def snapshot(self) -> OrchestratorSnapshot:
         """How everything stands, for a live view."""

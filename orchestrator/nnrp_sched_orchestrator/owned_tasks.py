@@ -20,9 +20,17 @@ class OwnedTasks:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
         return len(self._tasks)
+
+    def check_loop(self) -> None:
+        """Raises `RuntimeError` outside of the event loop that they belong to.
+
+        Nothing would wake up there, so whoever waits would wait for ever.
+        """
+        check_loop(self._loop, "the orchestrator")
 
     def start(self, work: Coroutine[Any, Any, None], name: str, context: Context) -> None:
         """Start a task that ends by itself once it is told to, and that raises nothing."""
@@ -44,3 +52,16 @@ class OwnedTasks:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.error("task %s failed", task.get_name(), exc_info=task.exception())
+
+
+def check_loop(loop: asyncio.AbstractEventLoop, what: str) -> None:
+    """Raises `RuntimeError` where another event loop runs than the one that something is bound to.
+
+    `RuntimeError` also comes where none runs.
+    """
+    if asyncio.get_running_loop() is not loop:
+        raise RuntimeError(
+            f"{what} belongs to another event loop: use it in the loop and the thread in which it "
+            "was made, or connect an orchestrator here (from a thread: "
+            "asyncio.run_coroutine_threadsafe)"
+        )

@@ -16,6 +16,7 @@ from msgspec import Struct
 from nnrp_sched.errors import NnrpSchedError
 from nnrp_sched_orchestrator.errors import StreamAbandoned
 from nnrp_sched_orchestrator.event_buffer import EventBuffer
+from nnrp_sched_orchestrator.owned_tasks import check_loop
 from nnrp_sched_orchestrator.records import EventT, Receipt, StreamState, StreamStatus
 from nnrp_sched_orchestrator.tap import NO_TAP, Tap
 from nnrp_sched_orchestrator.work import ResultT, Work
@@ -118,6 +119,10 @@ class Running(Generic[EventT, ResultT]):
             offer.cancel()
         self._scope.cancel(reason)
 
+    def check_loop(self) -> None:
+        """Raises `RuntimeError` outside of its event loop: waiting there would never end."""
+        check_loop(self._loop, f"stream {self.id}")
+
     def forget(self) -> None:
         """Its handle was garbage collected, in whatever thread that happened."""
         if not self._loop.is_closed():
@@ -151,8 +156,18 @@ class Running(Generic[EventT, ResultT]):
                 self._finish(None)
                 raise
             failure = error  # Something inside the work was cancelled, and not by us.
+        except (KeyboardInterrupt, SystemExit):
+            # They end the event loop, so that nothing can be asked any more.
+            self.receipt = self._unconfirmed("the process was told to end")
+            self._finish(None)
+            raise
         except Exception as error:
             failure = error
+        except BaseException as error:
+            # An error of the work like any other: whoever waits must not wait for ever, nor must it
+            # end tasks that only read.
+            failure = RuntimeError(f"the work raised {error!r}")
+            failure.__cause__ = error
         if self._result is None:
             self.receipt = await self._stop()
             failure = self._verdict(failure)
@@ -190,7 +205,7 @@ class Running(Generic[EventT, ResultT]):
 
     async def _stop(self) -> Receipt:
         seconds = self.settings.stop_seconds
-        reason = self.reason or "its work has failed"
+        reason = self.reason if self._ending else "its work has failed"
         why = f"stopping it took longer than {seconds:g} s"
         try:
             with anyio.move_on_after(seconds, shield=True):

@@ -84,6 +84,7 @@ class Stream(Generic[EventT, ResultT]):
         last who waits gives up waiting, the stream is cancelled.
         """
         running = self._running
+        running.check_loop()
         running.waiters += 1
         running.buffer.wake()
         try:
@@ -122,6 +123,7 @@ class Stream(Generic[EventT, ResultT]):
         else than its holder cancelled it.
         """
         running = self._running
+        running.check_loop()
         try:
             event = await running.buffer.take()
         except BaseException as error:
@@ -143,6 +145,7 @@ class Stream(Generic[EventT, ResultT]):
 
         Never waits for ever: after twice `stop_seconds` the receipt says what is not confirmed.
         """
+        self._running.check_loop()
         self._running.end(reason, by_reader=True)
         return await self._running.proof(2 * self._running.settings.stop_seconds)
 

@@ -2,12 +2,16 @@
 
 import time
 from collections.abc import Iterable
+from typing import Final
 
 from msgspec import Struct
 
 from nnrp_sched.errors import NnrpSchedError
 from nnrp_sched_orchestrator.budget import Account
 from nnrp_sched_orchestrator.errors import DeadlineExceeded
+
+NEVER: Final = 100 * 365 * 86_400.0
+"""Seconds that nobody lives to see: such a limit is none, and infinity is one of them."""
 
 
 class TimeLimit(Struct, frozen=True):
@@ -43,7 +47,7 @@ def deadline(owner: str, seconds: float | None) -> TimeLimit | None:
         return None
     if not seconds > 0:
         raise ValueError(f"deadline_seconds={seconds!r}: it must be positive")
-    return TimeLimit(owner, time.monotonic() + seconds, seconds)
+    return _limit(owner, seconds)
 
 
 def budget_limit(account: Account) -> TimeLimit | None:
@@ -51,7 +55,13 @@ def budget_limit(account: Account) -> TimeLimit | None:
     seconds = account.budget.seconds
     if seconds is None:
         return None
-    return TimeLimit(account.path, time.monotonic() + seconds, seconds, account)
+    return _limit(account.path, seconds, account)
+
+
+def _limit(owner: str, seconds: float, account: Account | None = None) -> TimeLimit | None:
+    if seconds >= NEVER:
+        return None
+    return TimeLimit(owner, time.monotonic() + seconds, seconds, account)
 
 
 def earliest(limits: Iterable[TimeLimit | None]) -> TimeLimit | None:

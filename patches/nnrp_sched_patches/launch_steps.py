@@ -124,6 +124,7 @@ async def chat_engine(
     complete = msgspec.structs.replace(
         described,
         models=tuple(names),
+        max_model_len=getattr(getattr(llm, "model_config", None), "max_model_len", None),
         tool_calls=bool(parsed.enable_auto_tool_choice and parsed.tool_call_parser),
     )
     return VllmEngine(llm, chat, vllm["ChatCompletionRequest"], complete, control)

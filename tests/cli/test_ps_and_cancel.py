@@ -35,6 +35,11 @@ RECEIPT = {"id", "state", "accepted", "authoritative", "tokens", "latency_ms"}
 HELD = script(text="x", hold=True)
 
 
+def test_what_others_call_themselves_is_shown_and_not_obeyed_by_the_terminal() -> None:
+    shown = table(["program"], [["\x1b[2Jgone\nrow\u202e"], ["näive 💥"]])
+    assert shown.splitlines()[1:] == ["\ufffd[2Jgone\ufffdrow\ufffd", "näive 💥"]
+
+
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     """A scripted server that runs one chat at once."""

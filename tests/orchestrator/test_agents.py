@@ -1,6 +1,11 @@
 """Programs and agents: the tree, who may start what, how blocks are left."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import anyio
+import anyio.to_thread
 import pytest
 
 from nnrp_sched.engine.records import ChatCall
@@ -19,6 +24,7 @@ from nnrp_sched_orchestrator.errors import (
 from nnrp_sched_orchestrator.program_scope import AgentSettings
 from nnrp_sched_orchestrator.records import ModelResult
 from nnrp_sched_orchestrator.stream import Stream
+from nnrp_sched_orchestrator.time_limit import NEVER
 from tests.support.programs import ENDLESS, SECONDS, PlayedWork, orchestra, program, until
 from tests.support.serving import body, script
 
@@ -75,8 +81,10 @@ async def test_agents_of_one_name_at_work_at_once_get_numbers() -> None:
             assert third.path == "p/a"
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "a#1", "x" * 257])
-async def test_a_name_that_cannot_be_one_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["", " ", "a/b", "a#1", "x" * 257, "a\nb", "\x1b[31mred", "\ud800", "\x00", 5]
+)
+async def test_a_name_that_cannot_be_one_is_refused(name: Any) -> None:
     async with orchestra() as play:
         with pytest.raises(ValueError, match=r"name|longer"):
             async with play.orchestrator.program(name):
@@ -90,9 +98,55 @@ async def test_a_name_that_cannot_be_one_is_refused(name: str) -> None:
 
 async def test_a_weight_that_cannot_be_one_is_refused() -> None:
     async with orchestra() as play:
-        with pytest.raises(ValueError, match="weight"):
-            async with play.orchestrator.program("p", weight=0):
+        for weight in (0, -1, float("nan"), float("inf"), 1e9, 1e-9):
+            with pytest.raises(ValueError, match=r"weight=.*from 0\.001 to 1000"):
+                async with play.orchestrator.program("p", weight=weight):
+                    pass
+
+
+@pytest.mark.parametrize("priority", [2**40, -(2**40), 1.5, "1", True])
+async def test_a_priority_that_no_engine_takes_is_refused_where_it_is_given(priority: Any) -> None:
+    async with program() as (_, root):
+        with pytest.raises(ValueError, match=r"priority=.*whole number"):
+            async with root.agent("a", priority=priority):
                 pass
+        assert root.children == ()
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e300, NEVER])
+async def test_time_without_end_is_no_limit(seconds: float) -> None:
+    budget = Budget(seconds=seconds)
+    async with program(budget=budget, deadline_seconds=seconds) as (_, root):
+        with anyio.fail_after(SECONDS):
+            text = await root.chat(body("hi"), deadline_seconds=seconds).text()
+    assert text == "You said: hi"
+
+
+async def test_another_event_loop_is_told_so_instead_of_waiting_for_ever() -> None:
+    async with program() as (play, root):
+        stream = root.chat(ENDLESS)
+        await anext(stream)
+        uses: list[Callable[[], Awaitable[object]]] = [
+            lambda: anext(stream),
+            stream.result,
+            stream.text,
+            stream.cancel,
+            lambda: root.chat("hi").text(),
+            lambda: play.orchestrator.program("other").__aenter__(),
+            lambda: root.agent("other").__aenter__(),
+        ]
+
+        def elsewhere(use: Callable[[], Awaitable[object]]) -> None:
+            async def call() -> None:
+                with anyio.fail_after(SECONDS):
+                    await use()
+
+            asyncio.run(call())
+
+        for use in uses:
+            with pytest.raises(RuntimeError, match="another event loop"):
+                await anyio.to_thread.run_sync(elsewhere, use)
+        assert (await stream.cancel()).accepted
 
 
 async def test_one_call_after_another_of_an_agent_stays_where_its_prefix_is_cached() -> None:

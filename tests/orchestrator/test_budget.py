@@ -1,5 +1,7 @@
 """Budgets: inherited, shared by siblings, never exceeded."""
 
+from typing import Any
+
 import anyio
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,13 @@ from nnrp_sched_orchestrator.grants import CALL_TOKENS, MARGIN, Grant, Settlemen
 from nnrp_sched_orchestrator.records import Spent
 
 SECONDS = 20
+
+
+@pytest.mark.parametrize("name", ["tokens", "model_calls", "depth", "fan_out"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1.5, "5", True, -1])
+def test_what_is_counted_is_limited_by_a_whole_number(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"budget {name}=.*whole number"):
+        Budget(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["tokens", "model_calls", "depth", "fan_out", "seconds"])

@@ -178,6 +178,9 @@ def test_only_what_is_declared_is_a_feature() -> None:
     assert found.workflow
     assert not found.priority
     assert found.models == ("m",)
+    assert found.max_model_len is None
+    document["models"] = [{"id": "m", "max_model_len": 8192}, {"id": "n", "max_model_len": 4096}]
+    assert features_of(document).max_model_len == 4096
 
 
 async def test_a_server_that_refuses_every_session_is_told_with_its_reason() -> None:

@@ -270,6 +270,25 @@ async def test_a_failure_that_is_not_ours_is_raised_as_it_is() -> None:
         assert stream.partial.status == "failed"
 
 
+@pytest.mark.parametrize("error", [GeneratorExit(), BaseExceptionGroup("g", [GeneratorExit()])])
+async def test_an_error_that_is_no_exception_ends_the_stream_and_nothing_else(
+    error: BaseException,
+) -> None:
+    async with streams() as it:
+        stream = it.start(PlayedWork("a", raises=error))
+        with pytest.raises(RuntimeError, match="the work raised") as caught:
+            await stream.result()
+        assert caught.value.__cause__ is error
+        assert stream.receipt is not None
+
+
+async def test_a_cancellation_without_a_reason_makes_none_up() -> None:
+    async with streams() as it:
+        stream = it.start(PlayedWork("a", holds=True))
+        await anext(stream)
+        assert (await stream.cancel()).reason == ""
+
+
 async def test_work_that_is_cancelled_from_inside_ends_as_cancelled() -> None:
     async with streams() as it:
         stream = it.start(PlayedWork("a", raises=asyncio.CancelledError()))

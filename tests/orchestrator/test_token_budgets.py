@@ -4,6 +4,7 @@ import anyio
 import pytest
 
 from nnrp_sched.engine.scripted import ScriptedEngine
+from nnrp_sched.errors import ProfileError
 from nnrp_sched.server import ServerLimits
 from nnrp_sched_orchestrator.budget import Budget
 from nnrp_sched_orchestrator.errors import BudgetExceeded
@@ -180,3 +181,30 @@ async def test_the_pool_learns_what_each_agent_has_had() -> None:
             assert play.orchestrator.pool.jain() == 1
             await root.chat(words(500)).text()
             await until(lambda: play.orchestrator.pool.jain() < 1)
+
+
+async def test_a_budget_above_what_the_model_takes_at_all_keeps_no_call_from_being_made() -> None:
+    def small() -> tuple[ScriptedEngine, ServerLimits]:
+        return ScriptedEngine(max_model_len=4000), ServerLimits()
+
+    async with program(small, budget=Budget(tokens=1_000_000)) as (_, root):
+        with anyio.fail_after(SECONDS):
+            assert await root.chat(words(3)).text() == " w w w"
+            many = await root.chat(words(3), n=2).result()
+            assert many.usage is not None
+            assert root.spent.tokens == 3 + many.usage["completion_tokens"] == 9
+
+
+@pytest.mark.parametrize("tokens", [2**53 + 1, 2**62])
+async def test_a_budget_larger_than_a_server_can_read_is_told_as_far_as_it_can(tokens: int) -> None:
+    async with program(budget=Budget(tokens=tokens)) as (_, root):
+        with anyio.fail_after(SECONDS):
+            assert await root.chat(words(3)).text() == " w w w"
+
+
+@pytest.mark.parametrize("count", ["4", 4.0, True])
+async def test_a_number_of_answers_that_could_be_read_in_two_ways_is_refused(count: object) -> None:
+    async with program(budget=Budget(tokens=100)) as (_, root):
+        with pytest.raises(ProfileError, match=r"n=.*whole number"):
+            root.chat(words(3), n=count)
+        assert root.spent.model_calls == 0

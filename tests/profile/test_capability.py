@@ -32,3 +32,8 @@ def test_an_engine_without_tool_calls_changes_that_flag_only() -> None:
     assert without["operations"][0].pop("tool_calls") is False
     assert with_tools["operations"][0].pop("tool_calls") is True
     assert without == with_tools
+
+
+def test_what_a_model_takes_is_told_where_it_is_known() -> None:
+    document = capability_document(["m"], True, max_model_len=8192).to_builtins()
+    assert document["models"] == [{"id": "m", "owned_by": "adapter", "max_model_len": 8192}]

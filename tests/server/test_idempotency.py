@@ -681,7 +681,7 @@ async def test_an_answer_too_long_to_be_kept_takes_nobody_in(bound: str) -> None
         await anext(long)
         refused = await it.chat(stepped("a", *["y" * 1000] * 3), key="long").result()
         assert refused.error is not None
-        assert refused.error.code == "adapter_operation_limit"
+        assert refused.error.code == "scheduler_rejected"
         assert "retry once it has ended" in refused.error.message
         it.engine.let(2)
         assert (await long.result()).text == "a" + "y" * 3000
