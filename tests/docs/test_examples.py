@@ -91,3 +91,9 @@ def test_an_example_is_short_and_its_page_says_how_to_run_it_and_what_it_prints(
     (shown,) = re.findall(r"^```text\n(.*?)^```$", page, re.M | re.S)
     for line in STORIES[name]:
         assert re.search(line, shown), line
+
+
+def test_the_list_of_examples_is_whole() -> None:
+    page = (EXAMPLES / "README.md").read_text()
+    folders = sorted(path.parent.name for path in EXAMPLES.glob("*/__main__.py"))
+    assert sorted(re.findall(r"^\| \[(\w+)\]\(\1/README\.md\)", page, re.M)) == folders
