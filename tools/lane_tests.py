@@ -24,8 +24,13 @@ TESTED = ("tests/engine", "tests/patches")
 FOR_ALL_VERSIONS = ("tests/patches/test_each_seam.py", "tests/patches/test_seam_tables.py")
 """They read the sources of every version, whatever the lane: `make test` is enough for them."""
 
-EVERYDAY_ONLY = ("tests/engine/test_embedding.py", "tests/engine/test_embed_examples.py")
-"""They need the agent frameworks, whose `openai` the older vLLMs do not go with."""
+EVERYDAY_ONLY = (
+    "tests/engine/test_embedding.py",
+    "tests/engine/test_embed_examples.py",
+    "tests/engine/test_examples.py",
+)
+"""They need the agent frameworks, whose `openai` the older vLLMs do not go with, and what the
+examples are tried with."""
 
 
 def run(lanes: Sequence[Lane], arguments: Sequence[str]) -> Iterator[LaneRun]:

@@ -52,6 +52,7 @@ def writing(text: str, **members: Any) -> dict[str, Any]:
 
 
 EMPTY = "by default, empty arguments"
+NONE = "none, words like a call"
 CHATS = {
     "auto, two calls and words before": writing(f"Well. {OSLO}{ROME}", tool_choice="auto"),
     "auto, no call": writing("It is late.", tool_choice="auto"),
@@ -61,7 +62,7 @@ CHATS = {
     "required, no arguments": body("Time?", tools=[CLOCK], tool_choice="required", max_tokens=100),
     "named": BODIES["named tool"],
     "none": writing("It is late.", tool_choice="none"),
-    "none, words like a call": writing(OSLO, tool_choice="none"),
+    NONE: writing(OSLO, tool_choice="none"),
 }
 EXPECTED = {
     "auto, two calls and words before": [
@@ -71,7 +72,7 @@ EXPECTED = {
     "auto, no call": [],
     EMPTY: [("get_time", "{}")],
     "none": [],
-    "none, words like a call": [],
+    NONE: [],
 }
 """The calls where the text is known."""
 
@@ -130,6 +131,10 @@ async def test_a_stream_calls_what_the_whole_answer_calls(serving: Serving, name
     exact = hasattr(hermes(), "_extract_tool_args")
     if name == EMPTY and not exact:
         pytest.skip("empty arguments: this vLLM's hermes parser streams them as no text at all")
+    if name == NONE and serving.engine.description.binding == "0.22.x":
+        pytest.skip(
+            "tool_choice none: this vLLM streams what looks like a call as one, over HTTP too"
+        )
     whole, streamed = Answer(), Answer()
     async with scripted_session(serving.engine) as (_, session):
         with anyio.fail_after(SECONDS):
