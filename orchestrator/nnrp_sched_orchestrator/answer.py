@@ -12,6 +12,7 @@ from nnrp_sched.profile import (
     Usage,
 )
 from nnrp_sched.profile.json_values import is_array, is_object
+from nnrp_sched_orchestrator.grants import MARGIN
 from nnrp_sched_orchestrator.records import (
     ModelResult,
     Receipt,
@@ -80,6 +81,12 @@ class Answer:
             if type(count) is int and count >= 0:
                 return count
         return None
+
+    @property
+    def spent(self) -> int:
+        """Output tokens as the server counted them, unless it has sent more; else what came."""
+        told = self.tokens
+        return self.pieces if told is None or told + MARGIN < self.pieces else told
 
     @property
     def pieces(self) -> int:

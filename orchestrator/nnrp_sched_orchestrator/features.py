@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from nnrp_sched.profile import CONTROL_SCHEMA
+from nnrp_sched.wire import CapabilityToken
 
 WORKFLOW: Final = "nnrp.workflow"
 PRIORITY: Final = "nnrp.priority"
@@ -39,6 +40,11 @@ class Features(Struct, frozen=True):
     def idempotency(self) -> bool:
         """Whether a second call with the same `nnrp.idempotency_key` attaches to the first."""
         return IDEMPOTENCY in self.extensions
+
+    @property
+    def token_budget(self) -> bool:
+        """Whether a call's share of tokens can be raised while it runs."""
+        return CapabilityToken.BUDGET_UPDATE in self.negotiated
 
     @property
     def diagnostics(self) -> bool:

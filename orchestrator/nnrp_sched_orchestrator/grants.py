@@ -108,6 +108,42 @@ class Grant:
         self.tokens += self._account.reserve(more)
         return True
 
+    def hold(self) -> None:
+        """Reserve what it can get now, and no more later: its server cannot be told of more."""
+        if not self.limited or self._settled:
+            return
+        more = min(self._most - self.tokens, self._account.free or 0)
+        more -= more % self._choices
+        if more > 0:
+            self.tokens += self._account.reserve(more)
+        self._cap = self._bound_before = self.tokens
+
+    def lose(self, used: int) -> bool:
+        """So many tokens were spent on an answer that was lost and begins anew elsewhere.
+
+        They are replaced where others are free. Whether it has fewer now than before.
+        """
+        gone = min(used, self.tokens)
+        self._account.settle(gone, used)
+        free = self._account.free
+        again = gone if free is None else min(gone, free)
+        short = gone - (self._account.reserve(again) if again else 0)
+        short += (self.tokens - short) % self._choices
+        self._account.settle(short - gone + again, 0)
+        self.tokens -= short
+        self._cap -= short
+        self._bound_before = min(self._bound_before, self._bound)
+        return short > 0
+
+    @property
+    def enough(self) -> bool:
+        """Whether there is a token for each choice."""
+        return self.tokens >= self._choices
+
+    def overrun(self, pieces: int) -> bool:
+        """Whether so many pieces of output prove that its server does not keep to its share."""
+        return self.limited and pieces > self.tokens + MARGIN
+
     @property
     def settled(self) -> bool:
         """Whether it was settled."""

@@ -21,7 +21,11 @@ from nnrp_sched_orchestrator.slot import Slot
 Connect = Callable[[str], AbstractAsyncContextManager[Connection]]
 """Opens a connection to an endpoint, for the time of a block."""
 
-_WANTED: Final = (CapabilityToken.CREDIT_BACKPRESSURE, CapabilityToken.PROGRESS_PARTIAL)
+_WANTED: Final = (
+    CapabilityToken.CREDIT_BACKPRESSURE,
+    CapabilityToken.PROGRESS_PARTIAL,
+    CapabilityToken.BUDGET_UPDATE,
+)
 """What is negotiated in each session, as far as its server offers it."""
 
 _PLACES_TO_WATCH: Final = 4

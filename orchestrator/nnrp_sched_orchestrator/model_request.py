@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from nnrp_sched.profile import profile_error
 from nnrp_sched.profile.json_values import is_object
-from nnrp_sched.profile.workflow import Workflow
+from nnrp_sched.profile.workflow import MAX_COUNT, Workflow
 from nnrp_sched_orchestrator.features import Features
 from nnrp_sched_orchestrator.grants import Terms
 from nnrp_sched_orchestrator.time_limit import TimeLimit
@@ -54,6 +54,14 @@ class ModelRequest(Struct, frozen=True):
             if type(length) is int and length > 0:
                 return length * self.choices
         return None
+
+    def told(self, left: float | None, tokens: int | None) -> Workflow:
+        """Who asks, with the seconds and the tokens that are left."""
+        return msgspec.structs.replace(
+            self.workflow,
+            deadline_ms=None if left is None else round(left * 1000),
+            budget_tokens=None if tokens is None else min(tokens, MAX_COUNT),
+        )
 
     def outgoing(self, terms: Terms, features: Features) -> dict[str, Any]:
         """The body that goes out: with usage, its share of tokens, and a model if it names none."""

@@ -10,9 +10,9 @@ from nnrp_sched.client import Chat
 from nnrp_sched.client import Outcome as ChatOutcome
 from nnrp_sched.errors import ConnectionLost, NnrpSchedError, ProfileError
 from nnrp_sched.profile import Cancelled, Diagnostics, Error, Event
-from nnrp_sched.profile.workflow import MAX_COUNT
 from nnrp_sched_orchestrator.answer import Answer
 from nnrp_sched_orchestrator.budget import Account
+from nnrp_sched_orchestrator.earlier_tries import GOING_DOWN, TRIES, EarlierTries
 from nnrp_sched_orchestrator.errors import BudgetExceeded, OperationLost
 from nnrp_sched_orchestrator.grants import Grant, Settlements, grant
 from nnrp_sched_orchestrator.model_request import ModelRequest
@@ -26,11 +26,8 @@ from nnrp_sched_orchestrator.stopwatch import Stopwatch
 from nnrp_sched_orchestrator.ticket import Lease, Ticket
 from nnrp_sched_orchestrator.work import Emit
 
-TRIES: Final = 5
-"""How often a call is made at most, the first time included, when its connections are lost."""
 _DEADLINE: Final = "deadline_expired"
 _BUDGET: Final = "budget_exceeded"
-_GOING_DOWN: Final = frozenset({"server_shutdown", "session_drain_timeout"})
 """How a server says why it dropped a call."""
 _GRACE_SECONDS: Final = 1.0
 """How much later than this side the server ends a call whose deadline is over."""
@@ -60,6 +57,7 @@ class ModelWork:
         self._answer = Answer()
         self._shown = Shown() if request.on_loss == "resubmit" else None
         self._patience = Patience()
+        self._earlier = EarlierTries(request.idempotency_key)
         self._share: Grant | None = None
         self._ticket: Ticket | None = None
         self._lease: Lease | None = None
@@ -144,6 +142,9 @@ class ModelWork:
     ) -> ChatOutcome:
         if self._submitted and not lease.features.idempotency:
             raise self._lost("its server cannot attach a second call to the first")
+        assert self._share is not None
+        if not self._earlier.leave_behind(lease.endpoint, self._share):
+            raise self._exceeded()
         self._lease = lease
         chat = self._chat = self._open(lease)
         self._watch.submit()
@@ -154,22 +155,19 @@ class ModelWork:
         finally:
             refused = outcome is not None and outcome.status == "error" and not self._speaks
             self._submitted = self._submitted or (chat.name is not None and not refused)
-            self._receipt = reading.receipt(self._id, self._used)
+            self._receipt = reading.receipt(self._id, self._answer.spent)
         return outcome
 
     def _open(self, lease: Lease) -> Chat:
         request, features = self._request, lease.features
         assert self._share is not None
+        if not features.token_budget:
+            self._share.hold()
         terms = self._share.terms
         limit = request.limit
         left = None if limit is None else max(0.0, limit.at - time.monotonic())
-        tokens = self._account.left
-        workflow = msgspec.structs.replace(
-            request.workflow,
-            deadline_ms=None if left is None else round(left * 1000),
-            budget_tokens=None if tokens is None else min(tokens, MAX_COUNT),
-        )
-        key = request.idempotency_key if features.idempotency else None
+        workflow = request.told(left, self._account.left)
+        key = self._earlier.key if features.idempotency else None
         return lease.session.chat(
             request.outgoing(terms, features),
             stream=True,
@@ -196,8 +194,11 @@ class ModelWork:
         if fresh is None:
             return
         self._answer.take(fresh)
-        if self._share is not None and self._share.extend(self._answer.estimate):
+        assert self._share is not None
+        if self._share.extend(self._answer.estimate):
             chat.set_token_budget(self._share.terms.token_budget or 0)
+        if self._share.overrun(self._answer.pieces):
+            raise self._exceeded()
         await emit(fresh)
 
     # --- after it -------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ class ModelWork:
                 raise self._request.limit.error()
             case "dropped" if outcome.reason == _BUDGET:
                 raise self._exceeded()
-            case "dropped" if outcome.reason in _GOING_DOWN:
+            case "dropped" if outcome.reason in GOING_DOWN:
                 self._submitted = False  # It has ended for certain: a further try is the only one.
                 raise ConnectionLost(f"its server went down: {outcome.reason}")
             case _:
@@ -227,7 +228,7 @@ class ModelWork:
 
     def _check_budget(self) -> None:
         share = self._share
-        if share is not None and share.cut(self._used, self._answer.finish_reason):
+        if share is not None and share.cut(self._answer.spent, self._answer.finish_reason):
             raise self._exceeded()
 
     def _exceeded(self) -> BudgetExceeded:
@@ -249,6 +250,7 @@ class ModelWork:
         lease = self._lease
         if self._submitted and (lease is None or not lease.features.idempotency):
             raise self._lost(f"its connection was lost, and it may have run: {loss}") from loss
+        self._earlier.lost(lease.endpoint if lease and self._submitted else None, self._shown)
         self._begin_again()
 
     async def _wait_for_room(self, refusal: ProfileError) -> None:
@@ -283,15 +285,10 @@ class ModelWork:
         if share is None or share.settled:
             return
         told = None if self._receipt is None else self._receipt.tokens
-        used = max(told or 0, self._used)
+        used = max(told or 0, self._answer.spent)
         share.settle(used)
         self._settlements.tell()
         self._pool.charge(self._request.program, self._request.agent, used)
-
-    @property
-    def _used(self) -> int:
-        """Output tokens, as the server counted them, or else as far as they came."""
-        return self._answer.pieces if self._answer.tokens is None else self._answer.tokens
 
     def _unsubmitted(self) -> Receipt:
         """Its end, when no server ever had it."""

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from nnrp_sched.errors import NnrpSchedError
-from nnrp_sched.profile import Event, OutputTextDelta
+from nnrp_sched.profile import Event, OutputTextDelta, ToolCallDelta
 
 SHOWN_LIMIT: Final = 65_536
 """Events of one call that are remembered; a call with more is not made again."""
@@ -26,12 +26,15 @@ class Shown:
         self._events: list[Event] = []
         self._expected: deque[Event] = deque()
         """What the current try has to repeat before anything is new."""
+        self.pieces = 0
+        """Pieces of output that the current try has brought, shown before or not."""
         self.overflowed = False
         """Whether there were too many to remember, so that no other try can be compared."""
 
     def restart(self) -> None:
         """Another try begins: all that was shown is expected again."""
         self._expected = deque(self._events)
+        self.pieces = 0
 
     def new(self, event: Event) -> Event | None:
         """What of an event the reader does not have yet; None for nothing.
@@ -39,6 +42,7 @@ class Shown:
         Raises `ReplayDiffers`.
         """
         fresh: Event | None = event
+        self.pieces += isinstance(event, OutputTextDelta | ToolCallDelta)
         if self._expected and isinstance(event, OutputTextDelta) and event.delta:
             fresh = self._new_text(event)
         elif self._expected:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nnrp_sched.server import ServerLimits
+from nnrp_sched_orchestrator.earlier_tries import TRIES
 from nnrp_sched_orchestrator.grants import CALL_TOKENS, MARGIN
-from nnrp_sched_orchestrator.model_stream import TRIES
 from nnrp_sched_orchestrator.program_scope import AgentSettings
 from tests.cli.test_commands import SECONDS, serving
 

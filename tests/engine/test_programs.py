@@ -59,6 +59,17 @@ async def test_agents_at_once_never_spend_more_than_their_program_has(serving: S
         assert sum(produced) == root.spent.tokens == 200
 
 
+async def test_a_budget_above_the_models_context_keeps_no_call_from_being_made(
+    serving: Serving,
+) -> None:
+    async with program_on(serving, Budget(tokens=1_000_000)) as root:
+        with anyio.fail_after(SECONDS):
+            chat = {name: value for name, value in body("Count.").items() if name != "max_tokens"}
+            result = await root.chat(chat, stop=["."]).result()
+        assert result.status == "completed"
+        assert root.spent.tokens == (result.usage or {})["completion_tokens"]
+
+
 async def test_a_budget_that_is_raised_while_a_call_runs_is_not_passed(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,9 +8,10 @@ from nnrp_sched.engine.scripted import ScriptedEngine
 from nnrp_sched.errors import ConnectionLost
 from nnrp_sched.profile import OutputTextDelta
 from nnrp_sched.server import ServerLimits
-from nnrp_sched_orchestrator.errors import EndpointsUnavailable, OperationLost
+from nnrp_sched_orchestrator.budget import Budget
+from nnrp_sched_orchestrator.earlier_tries import TRIES
+from nnrp_sched_orchestrator.errors import BudgetExceeded, EndpointsUnavailable, OperationLost
 from nnrp_sched_orchestrator.features import Features
-from nnrp_sched_orchestrator.model_stream import TRIES
 from tests.support.programs import ENDLESS, SECONDS, orchestra, program, until
 from tests.support.server_stage import quick, scripted
 from tests.support.serving import body, script
@@ -242,3 +243,44 @@ async def test_a_call_fails_when_no_endpoint_comes_back() -> None:
             with pytest.raises(EndpointsUnavailable):
                 await stream.text()
             assert stream.partial.text == "x"
+
+
+async def test_what_a_lost_server_has_spent_counts_where_another_one_begins_anew() -> None:
+    budget = Budget(tokens=100)
+    async with (
+        orchestra(count=2, pool=ONE) as play,
+        play.orchestrator.program("program", budget=budget) as agent,
+    ):
+        with anyio.fail_after(SECONDS):
+            stream = agent.chat(
+                script(text=" w", repeat=200, delay_ms=1), on_loss="resubmit", affinity="a"
+            )
+            for _ in range(40):
+                await anext(stream)
+            before = next(host for host in play.hosts.hosts.values() if host.running)
+            await before.kill()
+            with pytest.raises(BudgetExceeded) as caught:
+                await stream.result()
+            partial = caught.value.partial
+            assert partial is not None
+            anew = (partial.usage or {})["completion_tokens"]
+            assert partial.text == " w" * max(anew, 100 - anew)
+            assert anew <= 60
+            assert agent.spent.tokens == 100
+
+
+async def test_what_was_lost_is_replaced_from_a_budget_that_has_more() -> None:
+    async with (
+        orchestra(count=2, pool=ONE) as play,
+        play.orchestrator.program("program", budget=Budget(tokens=1000)) as agent,
+    ):
+        with anyio.fail_after(SECONDS):
+            stream = agent.chat(
+                script(text=" w", repeat=60, delay_ms=1), on_loss="resubmit", max_tokens=60
+            )
+            for _ in range(40):
+                await anext(stream)
+            before = next(host for host in play.hosts.hosts.values() if host.running)
+            await before.kill()
+            assert await stream.text() == " w" * 60
+            assert 100 <= agent.spent.tokens < 120
