@@ -132,9 +132,7 @@ async def test_a_stream_calls_what_the_whole_answer_calls(serving: Serving, name
     if name == EMPTY and not exact:
         pytest.skip("empty arguments: this vLLM's hermes parser streams them as no text at all")
     if name == NONE and serving.engine.description.binding == "0.22.x":
-        pytest.skip(
-            "tool_choice none: this vLLM streams what looks like a call, over HTTP too"
-        )
+        pytest.skip("tool_choice none: this vLLM streams what looks like a call, over HTTP too")
     whole, streamed = Answer(), Answer()
     async with scripted_session(serving.engine) as (_, session):
         with anyio.fail_after(SECONDS):
