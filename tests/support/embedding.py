@@ -26,7 +26,7 @@ from tests.support.server_stage import Host, quick, stage
 from tests.support.stepped_engine import SteppedEngine
 
 SECONDS = 20
-_TURNS = 100
+_TURNS = 1000
 """Of the event loop, between two collections of garbage."""
 
 
