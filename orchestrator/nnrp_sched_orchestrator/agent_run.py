@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from nnrp_sched.errors import NnrpSchedError
 from nnrp_sched_orchestrator.errors import TurnsExceeded
+from nnrp_sched_orchestrator.model_request import checked_messages
 from nnrp_sched_orchestrator.records import Receipt, StreamState, StreamStatus
 from nnrp_sched_orchestrator.run_records import (
     RunEvent,
@@ -169,4 +170,9 @@ class AgentRun:
 def _begun(messages: str | Iterable[Mapping[str, Any]]) -> Sequence[Message]:
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
-    return [dict(message) for message in messages]
+    if isinstance(messages, Mapping):
+        raise TypeError(
+            "a run begins with messages, not with a whole chat body: give body['messages'], and "
+            "its other members by name"
+        )
+    return checked_messages(messages)

@@ -95,7 +95,7 @@ def chat_body(
     elif isinstance(messages, Mapping):
         body = dict(messages)
     else:
-        body = {"messages": _messages(messages)}
+        body = {"messages": checked_messages(messages)}
     if model is not None:
         body["model"] = model
     whole = {**body, **members}
@@ -116,7 +116,8 @@ def _check(body: dict[str, Any]) -> None:
         ) from error
 
 
-def _messages(value: object) -> list[dict[str, Any]]:
+def checked_messages(value: object) -> list[dict[str, Any]]:
+    """Copies of the messages of a chat. Raises `TypeError` for what is no list of messages."""
     if isinstance(value, Iterable):
         found = list(cast(Iterable[object], value))
         if all(isinstance(each, Mapping) for each in found):

@@ -5,6 +5,7 @@ import logging
 from typing import Final
 
 import anyio
+from anyio.lowlevel import checkpoint
 from msgspec import Struct
 
 from nnrp_sched.profile.scheduling import AbortReceipt
@@ -106,6 +107,7 @@ class BoundedCall:
             raise _TooMuch
         shown = kept.decode(errors="ignore")  # A character that is cut is left out whole.
         if not shown:
+            await checkpoint()  # A tool that goes on saying nothing can be stopped here.
             return
         self._handed_on += len(shown.encode())
         try:
@@ -149,4 +151,5 @@ def _told(error: BaseException) -> str:
     while (inner := _only(error)) is not None:
         error = inner
     text = str(error) if isinstance(error, ToolFailed) else f"{type(error).__name__}: {error}"
-    return text[:_LONGEST_MESSAGE]
+    # Names of files, say, may have what is no text.
+    return text[:_LONGEST_MESSAGE].encode(errors="replace").decode()

@@ -623,3 +623,19 @@ async def test_T53_a_tool_that_takes_too_long_is_gone_before_the_model_is_asked_
             assert len(engine_of(play).calls) == 2
     assert result.calls[0].status == "failed"
     assert "0.3 s" in result.calls[0].message["content"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ({"messages": [{"role": "user", "content": "hi"}]}, "not with a whole chat body"),
+        (5, "messages must be"),
+        (None, "messages must be"),
+        ([5], "messages must be"),
+    ],
+)
+async def test_what_a_run_cannot_begin_with_is_named(messages: Any, told: str) -> None:
+    async with program() as (_, root):
+        with pytest.raises(TypeError, match=told):
+            root.run(messages)
+        assert root.streams == ()

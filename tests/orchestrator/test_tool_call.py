@@ -221,3 +221,18 @@ def test_a_caller_can_only_want_less() -> None:
     assert limits.within(None, None) == limits
     assert limits.within(50, 5.0) == ToolLimits(output_bytes=50, seconds=5.0)
     assert limits.within(10**9, 1e9) == limits
+
+
+async def test_a_tool_that_says_nothing_without_end_is_stopped_when_its_time_is_over() -> None:
+    async def busy() -> AsyncIterator[str]:
+        while True:
+            yield ""
+
+    _, answer = await called(function_tool(busy), limits=ToolLimits(seconds=0.05))
+    assert answer.status == "failed"
+    assert "had not ended after 0.05 s" in answer.message
+
+
+async def test_an_error_that_is_no_text_can_be_told_to_a_model() -> None:
+    _, answer = await called(raising(FileNotFoundError("caf\udce9.txt")))
+    assert answer.message == "FileNotFoundError: caf?.txt"

@@ -1,6 +1,7 @@
 """Calls into an event loop from threads beside it."""
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -15,7 +16,13 @@ class LoopCaller:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._process = os.getpid()
         self._ending: set[asyncio.Task[Any]] = set()
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether this is a fork of the process in which the loop runs: here nothing runs it."""
+        return os.getpid() != self._process
 
     def call(
         self, function: Callable[..., Coroutine[Any, Any, AnswerT]], *arguments: Any
@@ -23,9 +30,15 @@ class LoopCaller:
         """The answer of a coroutine function.
 
         When the waiting thread is interrupted, at whatever point, the coroutine is cancelled.
-        Raises `Unanswered` when the loop has ended, and `RuntimeError` in the loop's own thread,
-        which nobody would answer.
+        Raises `Unanswered` when the loop has ended or was left behind by a fork, and `RuntimeError`
+        in the loop's own thread, which nobody would answer.
         """
+        if self.left_behind:
+            raise Unanswered(
+                "ConnectError",
+                "this client was made before a fork, and its event loop is in the other process; "
+                "make one in this process",
+            )
         if running_loop() is self._loop:
             raise RuntimeError(
                 "a blocking client cannot be used in the event loop that serves it; use the async "
@@ -45,10 +58,10 @@ class LoopCaller:
     def finish(self, function: Callable[..., Coroutine[Any, Any, object]]) -> None:
         """Have something come to its end; waits for that where it can.
 
-        The garbage collector may call this, in the loop's own thread too. Of a loop that has ended
-        there is nothing left to end.
+        The garbage collector may call this, in the loop's own thread too. Of a loop that has ended,
+        or was left behind by a fork, there is nothing left to end.
         """
-        if self._loop.is_closed():
+        if self._loop.is_closed() or self.left_behind:
             return
         if running_loop() is not self._loop:
             self.call(function)

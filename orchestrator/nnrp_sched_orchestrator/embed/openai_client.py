@@ -12,6 +12,8 @@ running instead of starting another. A stream is best left by `async with`; one 
 (`StreamSettings`).
 """
 
+import ctypes
+import os
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -94,14 +96,19 @@ def openai_client(
     transport = sync_transport(gateway)
     # A client that nobody closes may be forgotten in any thread, its own loop's among them, and
     # that one cannot wait for itself.
-    finalizer = weakref.finalize(transport, _close, stack, gateway)
+    finalizer = weakref.finalize(transport, _close, stack, gateway, os.getpid())
     transport.on_close = finalizer
     http_client = httpx2.Client(transport=transport)
     known: dict[str, Any] = {"api_key": _NO_KEY, **options}
     return OpenAI(**known, base_url=BASE_URL, http_client=http_client)
 
 
-def _close(stack: ExitStack, gateway: Gateway) -> None:
+def _close(stack: ExitStack, gateway: Gateway, process: int) -> None:
+    if os.getpid() != process:
+        # A fork has nothing of it to end, and the parent's goes on. To be collected, the portal
+        # would wait for its thread, which is not here: it must outlive this process.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(stack))
+        return
     if gateway.runs_here():
         Thread(target=stack.close, name="nnrp-openai-close").start()
     else:

@@ -2,6 +2,8 @@
 
 import gc
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -200,3 +202,60 @@ def test_what_has_timed_out_is_stopped_when_no_retry_comes(served: Background) -
         with pytest.raises(openai.APITimeoutError):
             ask(client, ENDLESS)
         served.idle()
+
+
+FORKS = """
+import gc, os, signal, sys
+import openai
+from nnrp_sched_orchestrator.embed.openai_client import openai_client
+
+client = openai_client(sys.argv[1], max_retries=0)
+
+def ask(client, **members):
+    messages = [{"role": "user", "content": "hi"}]
+    return client.chat.completions.create(model="example-model", messages=messages, **members)
+
+def refused(use):
+    try:
+        use()
+    except openai.APIConnectionError as error:
+        assert "before a fork" in str(error.__cause__), error.__cause__
+    else:
+        raise AssertionError("it was answered")
+
+stream = ask(client, stream=True)
+
+def everything():
+    refused(lambda: ask(client))
+    try:
+        next(stream)
+    except Exception as error:
+        assert "before a fork" in str(error) + str(error.__cause__)
+    stream.close()
+    client.close()
+    with openai_client(sys.argv[1]) as another:
+        assert ask(another).choices[0].message.content == "You said: hi"
+
+def forgetting():
+    global client, stream
+    del client, stream
+    gc.collect()
+
+for use in (everything, forgetting, lambda: None):
+    child = os.fork()
+    if not child:
+        signal.alarm(15)
+        use()
+        sys.exit(0)  # In order, finalizers and all.
+    assert os.waitpid(child, 0)[1] == 0, use
+stream.close()
+assert ask(client).choices[0].message.content == "You said: hi"
+client.close()
+"""
+
+
+def test_a_fork_of_its_process_is_told_so_and_ends_and_harms_nothing(served: Background) -> None:
+    script = [sys.executable, "-W", "ignore", "-c", FORKS, served.host.name]
+    ran = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    served.idle()
