@@ -1,5 +1,6 @@
 """Runs the engine tests in lanes, some at once, and counts what they came to. Stdlib only."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -7,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from queue import SimpleQueue
 
 from tools import lane_record
 from tools.engine_lanes import Lane
@@ -17,6 +19,8 @@ ENGINE_LOCK = Path(tempfile.gettempdir()) / "engine.lock"
 """Held while engine tests run: one checkout's at a time."""
 AT_ONCE = 2
 """Lanes that run at the same time: most of a lane's time one process of it starts, on one core."""
+BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+"""The core that a lane's vLLM computes on: by itself each takes the first one."""
 
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 TESTED = ("tests/engine", "tests/patches")
@@ -38,8 +42,12 @@ def run(lanes: Sequence[Lane], arguments: Sequence[str]) -> Iterator[LaneRun]:
 
     `arguments` are further ones of pytest's. What a lane's pytest prints is shown when it ended.
     """
+    cores: SimpleQueue[int] = SimpleQueue()
+    known = sorted(os.sched_getaffinity(0))
+    for place in range(AT_ONCE):
+        cores.put(known[place % len(known)])
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for ended in as_completed([pool.submit(_run, lane, arguments) for lane in lanes]):
+        for ended in as_completed([pool.submit(_run, lane, arguments, cores) for lane in lanes]):
             ran, printed = ended.result()
             say(f"vLLM {ran.version} printed:")
             sys.stdout.write(printed)
@@ -47,7 +55,15 @@ def run(lanes: Sequence[Lane], arguments: Sequence[str]) -> Iterator[LaneRun]:
             yield ran
 
 
-def _run(lane: Lane, arguments: Sequence[str]) -> tuple[LaneRun, str]:
+def _run(lane: Lane, arguments: Sequence[str], cores: "SimpleQueue[int]") -> tuple[LaneRun, str]:
+    core = cores.get()
+    try:
+        return _run_on(core, lane, arguments)
+    finally:
+        cores.put(core)
+
+
+def _run_on(core: int, lane: Lane, arguments: Sequence[str]) -> tuple[LaneRun, str]:
     say(f"engine tests on vLLM {lane.version}; what they print follows at their end")
     with tempfile.TemporaryDirectory(prefix="nnrp-sched-") as scratch:
         started = time.monotonic()
@@ -60,7 +76,7 @@ def _run(lane: Lane, arguments: Sequence[str]) -> tuple[LaneRun, str]:
             code = subprocess.run(
                 command,
                 cwd=ROOT,
-                env=lane.environment(),
+                env={**lane.environment(), BINDING: str(core)},
                 check=False,
                 stdout=output,
                 stderr=subprocess.STDOUT,
