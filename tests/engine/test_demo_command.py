@@ -13,7 +13,10 @@ pytestmark = pytest.mark.anyio
 
 async def test_demo_json_tells_of_a_program_on_a_real_model_and_of_what_cancelling_saved() -> None:
     with anyio.fail_after(360):
-        done = await anyio.run_process([sys.executable, "-m", "nnrp_sched", "demo", "--json"])
+        done = await anyio.run_process(
+            [sys.executable, "-m", "nnrp_sched", "demo", "--json"], check=False
+        )
+    assert done.returncode == 0, done.stderr.decode()
     report = json.loads(done.stdout)
     assert report["model"] == "SmolLM2-135M-Instruct"
     bound = bind_installed()
