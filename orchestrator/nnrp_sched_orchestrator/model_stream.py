@@ -149,14 +149,13 @@ class ModelWork:
         chat = self._chat = self._open(lease)
         self._watch.submit()
         reading = Reading(lease, chat, self._abort_seconds)
-        outcome: ChatOutcome | None = None
         try:
-            outcome = await reading.run(guard, lambda event: self._take(chat, event, emit))
+            return await reading.run(guard, lambda event: self._take(chat, event, emit))
         finally:
-            refused = outcome is not None and outcome.status == "error" and not self._speaks
+            ended = chat.outcome
+            refused = ended is not None and ended.status == "error" and not self._speaks
             self._submitted = self._submitted or (chat.name is not None and not refused)
             self._receipt = reading.receipt(self._id, self._answer.spent)
-        return outcome
 
     def _open(self, lease: Lease) -> Chat:
         request, features = self._request, lease.features

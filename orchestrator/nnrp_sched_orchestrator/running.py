@@ -82,6 +82,7 @@ class Running(Generic[EventT, ResultT]):
         self.events = 0
         """How many events there were so far."""
         self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[Any] | None = None
 
     # --- seen from outside ----------------------------------------------------------------------
 
@@ -123,6 +124,12 @@ class Running(Generic[EventT, ResultT]):
         """Raises `RuntimeError` outside of its event loop: waiting there would never end."""
         check_loop(self._loop, f"stream {self.id}")
 
+    def check_waiting(self) -> None:
+        """Raises `RuntimeError` where waiting for it would never end: there, and in its work."""
+        self.check_loop()
+        if asyncio.current_task() is self._task:
+            raise RuntimeError(f"stream {self.id} waits for itself: its own work cannot read it")
+
     def forget(self) -> None:
         """Its handle was garbage collected, in whatever thread that happened."""
         if not self._loop.is_closed():
@@ -145,6 +152,7 @@ class Running(Generic[EventT, ResultT]):
     async def run(self) -> None:
         """Do the work, whatever comes of it: the one task of the stream."""
         failure: BaseException | None = None
+        self._task = asyncio.current_task()
         try:
             with self._scope:
                 if not self._ending:

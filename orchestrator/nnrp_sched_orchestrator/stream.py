@@ -84,7 +84,7 @@ class Stream(Generic[EventT, ResultT]):
         last who waits gives up waiting, the stream is cancelled.
         """
         running = self._running
-        running.check_loop()
+        running.check_waiting()
         running.waiters += 1
         running.buffer.wake()
         try:
@@ -123,7 +123,7 @@ class Stream(Generic[EventT, ResultT]):
         else than its holder cancelled it.
         """
         running = self._running
-        running.check_loop()
+        running.check_waiting()
         try:
             event = await running.buffer.take()
         except BaseException as error:

@@ -19,6 +19,7 @@ from nnrp_sched_orchestrator.errors import (
     BudgetExceeded,
     DeadlineExceeded,
     StreamCancelled,
+    ToolFailed,
     TooManyStreams,
 )
 from nnrp_sched_orchestrator.program_scope import AgentSettings
@@ -451,3 +452,16 @@ async def test_a_cancelled_agent_starts_nothing_more() -> None:
                 again = await agent.cancel()
                 assert again.receipts == ()
             await root.chat(body()).text()
+
+
+async def test_a_tool_that_waits_for_its_own_stream_is_told_so_at_once() -> None:
+    async with program() as (_, root):
+        own: list[Stream[Any, Any]] = []
+
+        async def waits() -> str:
+            return (await own[0].text()) + "".join([str(event) async for event in own[0]])
+
+        own.append(root.call_tool(waits))
+        with anyio.fail_after(SECONDS):
+            with pytest.raises(ToolFailed, match="waits for itself"):
+                await own[0].text()

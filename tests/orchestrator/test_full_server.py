@@ -68,6 +68,7 @@ async def test_a_refused_call_that_waits_is_cancelled_at_once_and_never_runs() -
 
 async def test_two_orchestrators_fill_one_small_server_and_every_call_is_made() -> None:
     limits = scripted(ServerLimits(max_operations=2))
+    texts: list[str] = []
     async with orchestra(limits) as play:
         host = play.hosts[0]
         async with (
@@ -85,7 +86,7 @@ async def test_two_orchestrators_fill_one_small_server_and_every_call_is_made() 
                 async with anyio.create_task_group() as tasks:
                     for _ in range(5):
                         tasks.start_soon(somebody_else)
-                    texts = [await stream.text() for stream in streams]
+                    texts += [await stream.text() for stream in streams]
         assert texts == [f"You said: {number}" for number in range(20)]
         assert host.running == 0
 
