@@ -46,9 +46,9 @@ def test_subagents_explore_are_cut_by_a_budget_and_are_cancelled_with_their_tool
         r'fix-bug-42/reader called read_file\(\{"path": "README.md"\}\)',
         r"fix-bug-42/reader says: You said: Read README.md: what is this project\?",
         r"fix-bug-42/wanderer#\d+ was local: stopped after ms, confirmed: True",
-        r"fix-bug-42/wanderer#\d+ was running: .*, confirmed: True, 2\d of 600 tokens made",
+        r"fix-bug-42/wanderer#\d+ was running: .*, confirmed: True, \d+ of 600 tokens made",
         r"  fix-bug-42/talker: 48 tokens in 1 calls",
-        r"  fix-bug-42/wanderer: 2\d tokens in 1 calls",
+        r"  fix-bug-42/wanderer: \d+ tokens in 1 calls",
     ):
         assert [each for each in lines if re.fullmatch(line, each)], line
     (cut,) = [line for line in lines if "allows no more" in line]
