@@ -196,7 +196,7 @@ def streaming_case() -> Case:
     return case_of(recipe.filled_in("example-model", {}))
 
 
-async def run_one(case: Case, endpoint: Endpoint, seconds: float = 0.5) -> CaseResult:
+async def run_one(case: Case, endpoint: Endpoint, seconds: float = 5) -> CaseResult:
     with anyio.fail_after(SECONDS):
         (result,) = await run_cases([case], Targets(endpoint, endpoint), seconds=seconds)
     return result
