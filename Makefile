@@ -32,7 +32,8 @@ pytest = $(BIN)/python -m pytest $(1) $(ARGS) || { [ $$? -eq 5 ] && [ -n "$(NARR
 test-engines: setup ## run the engine tests on every vLLM lane (15 GB, once; LANES and ARGS select)
 	@$(BIN)/python -m tools.lanes test $(LANES) -- $(ARGS)
 
-soak: setup ## ten minutes of hostile random traffic beside healthy clients (ARGS="--minutes 60")
+soak: setup ## a thousand random programs, then ten minutes of hostile traffic (ARGS="--minutes 60")
+	@$(BIN)/python -m tests.soak.programs
 	@$(BIN)/python -m tests.soak $(ARGS)
 
 lint: setup ## formatting, style, types and import rules

@@ -194,7 +194,7 @@ class Agent(AgentNode):
     def events(self) -> AgentEvents:
         """The events of its own streams from now on, in one order, each with its number.
 
-        Of streams that nobody else reads, these are all that is needed. Up to 1024 events wait for
+        A stream whose handle is kept need not be read for it. Up to 1024 events wait for
         the reader; the streams wait for it, too, but not for ever. Raises `RuntimeError` while
         somebody else listens.
         """
