@@ -277,7 +277,7 @@ async def test_what_goes_wrong_with_a_call_is_for_the_model_to_read(
     assert arguments == (call[1] if call[1] in ("{}", '{"txt":"a"}') else "{}")
 
 
-async def test_a_run_that_is_cancelled_leaves_nothing_and_a_valid_transcript(
+async def test_T29_a_run_cancelled_during_tools_leaves_nothing_and_a_valid_transcript(
     tmp_path: Path,
 ) -> None:
     told = tmp_path / "pids"
@@ -308,7 +308,7 @@ async def test_a_run_that_is_cancelled_leaves_nothing_and_a_valid_transcript(
     assert [each.stream_id for each in agent.receipts if each.state == "local"] != []
 
 
-async def test_a_run_cancelled_while_the_model_writes_stops_the_model_and_its_early_tool() -> None:
+async def test_T29_a_run_cancelled_while_the_model_writes_stops_it_and_its_early_tool() -> None:
     gates = Gates()
     async with program(conversing) as (play, agent):
         with anyio.fail_after(SECONDS):
@@ -380,7 +380,7 @@ async def test_a_model_that_calls_tools_for_ever_is_stopped_and_can_be_gone_on_w
             assert (await more.result()).text == "Done."
 
 
-async def test_a_model_call_that_fails_fails_the_run_once_and_stops_its_tools() -> None:
+async def test_T48_a_model_call_that_fails_fails_the_run_once_and_stops_its_tools() -> None:
     """T48: a fault while tool calls stream is one error, and nothing goes on behind it."""
     gates = Gates()
     async with program(conversing) as (play, agent):

@@ -47,7 +47,7 @@ def test_a_program_of_many_agents_gets_no_more_than_one_of_a_single_agent() -> N
 
 
 @pytest.mark.parametrize("weight", [0.25, 0.5, 2, 3, 7.5])
-def test_programs_get_shares_by_their_weights(weight: float) -> None:
+def test_t35_programs_get_shares_by_their_weights(weight: float) -> None:
     queue = FairQueue[str](1000)
     for _ in range(400):
         queue.add("heavy", "a", "heavy", weight=weight)
@@ -148,7 +148,7 @@ def test_a_weight_or_cost_that_would_break_the_order_is_refused(member: str, val
         FairQueue[str](2).add("p", "a", "x", **dict[str, Any]({member: value}))
 
 
-def test_what_is_put_back_is_served_as_if_it_had_not_been_taken() -> None:
+def test_t34_what_is_put_back_is_served_as_if_it_had_not_been_taken() -> None:
     queue = FairQueue[str](100)
     for number in range(4):
         queue.add("p", "a", f"a{number}")

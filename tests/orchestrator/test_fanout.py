@@ -381,7 +381,7 @@ async def test_no_score_is_no_winner() -> None:
 # --- gather ---------------------------------------------------------------------------------------
 
 
-async def test_what_is_there_at_the_deadline_is_the_result() -> None:
+async def test_t22_what_is_there_at_the_deadline_is_the_result() -> None:
     works = [PlayedWork("a"), PlayedWork("part", holds=True), PlayedWork("c")]
     async with program() as (_, agent):
         with anyio.fail_after(SECONDS):

@@ -108,6 +108,26 @@ async def test_a_refusal_is_raised_as_the_profile_says_it_and_keeps_what_came() 
                 await unknown.text()
 
 
+async def test_t31_a_cancelled_and_a_failed_call_have_their_times_and_counts_as_well() -> None:
+    async with program() as (_, agent):
+        with anyio.fail_after(SECONDS):
+            failed = agent.chat(script(text=["a", "b"], fail_after=1, fail_status=503))
+            with pytest.raises(ProfileError):
+                await failed.result()
+            cancelled = agent.chat(ENDLESS)
+            await anext(cancelled)
+            receipt = await cancelled.cancel()
+    for stream in (failed, cancelled):
+        times = stream.timings
+        assert times.submitted is not None
+        assert times.first_event is not None
+        assert times.finished is not None
+        assert times.created <= times.submitted <= times.first_event <= times.finished
+        assert times.queue_ms >= 0
+    assert (receipt.tokens or 0) >= 1
+    assert receipt.latency_ms > 0
+
+
 # --- every way of leaving ------------------------------------------------------------------------
 
 Leave = Callable[[ModelStream], Awaitable[None]]
@@ -240,6 +260,28 @@ async def test_t17_one_sees_where_a_call_waits_and_cancelling_takes_it_out_of_th
             assert (receipt.state, receipt.accepted, receipt.tokens) == ("waiting", True, 0)
             assert first.state.kind == "running"
             await first.cancel()
+            await play.idle()
+
+
+async def test_t36_an_urgent_call_goes_before_those_that_wait_and_takes_no_running_ones_place() -> (
+    None
+):
+    async with program(scripted(slots=1)) as (play, agent):
+        with anyio.fail_after(SECONDS):
+            running = agent.chat(ENDLESS)
+            await anext(running)
+            patient = agent.chat(ENDLESS)
+            await until(lambda: patient.state.position == 0)
+            async with agent.agent("urgent", priority=-5) as urgent:
+                hurried = urgent.chat(ENDLESS)
+                await until(lambda: hurried.state.where == "engine")
+                await until(lambda: (hurried.state.position, patient.state.position) == (0, 1))
+                assert running.state.kind == "running"
+                await running.cancel()
+                await anext(hurried)
+                assert patient.state.kind == "queued"
+                await hurried.cancel()
+            await patient.cancel()
             await play.idle()
 
 

@@ -405,7 +405,7 @@ def stepless(*pieces: str) -> dict[str, Any]:
     return script(text=list(pieces))
 
 
-async def test_2c5_a_stream_in_which_nothing_comes_ends_by_the_clients_timeout(
+async def test_2c5_t54_a_stream_in_which_nothing_comes_ends_by_the_clients_timeout(
     client: Client,
 ) -> None:
     async with embedded() as served, client(served, timeout=0.05) as made:
