@@ -3,6 +3,7 @@
 import random
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -169,7 +170,7 @@ async def test_a_server_that_answers_keeps_its_connection_however_often_it_is_as
 def test_only_what_is_declared_is_a_feature() -> None:
     nothing = features_of({"profile": "openai-compatible/1"})
     assert not (nothing.control or nothing.workflow or nothing.priority or nothing.idempotency)
-    document = {
+    document: dict[str, Any] = {
         "extensions": [{"name": CONTROL_SCHEMA}, {"name": "nnrp.workflow", "critical": False}],
         "models": [{"id": "m", "owned_by": "us"}],
     }
