@@ -202,9 +202,9 @@ async def test_callers_hear_the_end_that_their_chat_had(storm: Outcome) -> None:
         if chat.cancelled:
             continue
         if chat.status is not None:
-            # One that vLLM registered in the moment of its abort stood in line for a moment.
-            assert (chat.status, stopped) == (499, True), chat
-            assert chat.receipts[0].state in ("admitting", "waiting"), chat
+            # One that vLLM registered in the moment of its abort got into line, or even further.
+            assert (chat.status, stopped, chat.delivered) == (499, True, 0), chat
+            assert chat.receipts[0].state in ("admitting", "waiting", "running"), chat
             continue
         assert len(chat.reasons) == chat.choices, chat
         assert set(chat.reasons.values()) <= {"abort", "length"}, chat
