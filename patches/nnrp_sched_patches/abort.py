@@ -77,8 +77,12 @@ class Aborter:
             for entry in entries:
                 if entry.finished is None and not entry.parts and entry.cancel is not None:
                     entry.cancel()
+                    entry.cut = True
                     # vLLM may yet register it on its way out; its own abort then gets the receipt.
                     entry.aborting = None
+                    cut.append(entry)
+                elif entry.cut and entry.finished is not None:
+                    # By another abort, which waits for others and has yet to say so.
                     cut.append(entry)
                 elif entry.finished is None:
                     inside.append(entry)
@@ -87,9 +91,10 @@ class Aborter:
             await self._admitted(inside)
             asked = {part.internal_id: entry for entry in inside for part in entry.live_parts}
             if asked:
-                await self._ask(inside, list(asked), started)
+                await self._ask(inside, list(asked), started, cut)
             for entry in cut:
-                if entry.receipt is None and not entry.parts:
+                # Also what vLLM registered and took back by itself, before the engine had it.
+                if entry.receipt is None and _all_aborted(entry):
                     sure = entry in outside
                     entry.receipt = _receipt(entry, "admitting", started, accepted=True, sure=sure)
             for entry in entries:
@@ -130,7 +135,9 @@ class Aborter:
                 over.append(entry)
         return over
 
-    async def _ask(self, entries: list[Entry], ids: list[str], started: float) -> None:
+    async def _ask(
+        self, entries: list[Entry], ids: list[str], started: float, cut: Sequence[Entry] = ()
+    ) -> None:
         try:
             answers = await engine_abort(self._engine, ids, wait_s=self._wait_s)
         except EngineGone as error:
@@ -156,7 +163,8 @@ class Aborter:
                 state = summed_state(taken)
             else:
                 # It never came there; else it has ended there, and its last output is on its way.
-                state = "admitting" if entry is admission_here() else "finished"
+                never = entry is admission_here() or (entry in cut and not entry.tokens)
+                state = "admitting" if never else "finished"
             done = state != "finished"
             entry.receipt = _receipt(entry, state, started, accepted=done, sure=True)
 
@@ -200,6 +208,10 @@ def finalise(processor: Any, accepted: Sequence[str], entries: Iterable[Entry]) 
         parent = processor.parent_requests.get(handle)
         if parent is not None and not parent.child_requests:
             del processor.parent_requests[handle]
+
+
+def _all_aborted(entry: Entry) -> bool:
+    return all(part.reason == "abort" for part in entry.parts.values())
 
 
 async def _settled(entry: Entry) -> None:

@@ -92,6 +92,8 @@ class Entry(Struct, eq=False):
     """What was asked for, as OpenTelemetry's gen_ai conventions name it."""
     cancel: Callable[[], None] | None = None
     """Stops the call before vLLM's frontend has it; None when nobody can."""
+    cut: bool = False
+    """Whether an abort has stopped the call before vLLM's frontend had it."""
     moved: Callable[[RequestState], None] | None = None
     """Told where it stands whenever the scheduler moved it; must not raise."""
     told: RequestState | None = None
