@@ -91,7 +91,7 @@ class Aborter:
             await self._admitted(inside)
             asked = {part.internal_id: entry for entry in inside for part in entry.live_parts}
             if asked:
-                await self._ask(inside, list(asked), started, cut)
+                await self._ask(inside, list(asked), started)
             for entry in cut:
                 # Also what vLLM registered and took back by itself, before the engine had it.
                 if entry.receipt is None and _all_aborted(entry):
@@ -135,9 +135,7 @@ class Aborter:
                 over.append(entry)
         return over
 
-    async def _ask(
-        self, entries: list[Entry], ids: list[str], started: float, cut: Sequence[Entry] = ()
-    ) -> None:
+    async def _ask(self, entries: list[Entry], ids: list[str], started: float) -> None:
         try:
             answers = await engine_abort(self._engine, ids, wait_s=self._wait_s)
         except EngineGone as error:
@@ -163,7 +161,7 @@ class Aborter:
                 state = summed_state(taken)
             else:
                 # It never came there; else it has ended there, and its last output is on its way.
-                never = entry is admission_here() or (entry in cut and not entry.tokens)
+                never = entry is admission_here() or (entry.cut and not entry.tokens)
                 state = "admitting" if never else "finished"
             done = state != "finished"
             entry.receipt = _receipt(entry, state, started, accepted=done, sure=True)

@@ -1,35 +1,22 @@
 """docs/control.md says what is so."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from nnrp_sched.server import ServerLimits
 from nnrp_sched.wire import CapabilityToken
-from tests.cli.test_commands import SECONDS, serving
+from tests.support.pages import page, printed_by_example
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "control.md").read_text()
+PAGE = page("control.md")
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    ((source),) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
-    with serving("--listen", "nnrp://127.0.0.1:0") as (_, ready):
-        script = tmp_path / "example.py"
-        script.write_text(source.replace("nnrp://127.0.0.1:7437", ready["endpoints"][0]))
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=True,
-        )
-    assert "control.progress_partial" in done.stdout
-    assert "PRODUCING_PARTIAL" in done.stdout
-    assert "completed" in done.stdout
+    printed = printed_by_example(PAGE, tmp_path)
+    assert "control.progress_partial" in printed
+    assert "PRODUCING_PARTIAL" in printed
+    assert "completed" in printed
 
 
 def test_the_page_names_every_capability_and_no_other() -> None:

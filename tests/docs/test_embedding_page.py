@@ -2,33 +2,20 @@
 
 import importlib
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 from nnrp_sched_orchestrator.embed.records import EmbedSettings
 from nnrp_sched_orchestrator.running import StreamSettings
-from tests.cli.test_commands import SECONDS, serving
+from tests.support.pages import ROOT, page, printed_by_example
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "embedding.md").read_text()
+PAGE = page("embedding.md")
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    (source,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
-    with serving("--listen", "nnrp://127.0.0.1:0") as (_, ready):
-        script = tmp_path / "example.py"
-        script.write_text(source.replace("nnrp://127.0.0.1:7437", ready["endpoints"][0]))
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=True,
-        )
-    assert "word0" in done.stdout
-    assert "accepted=True, authoritative=True" in done.stdout
+    printed = printed_by_example(PAGE, tmp_path)
+    assert "word0" in printed
+    assert "accepted=True, authoritative=True" in printed
 
 
 def test_every_extra_module_name_and_story_is_there() -> None:

@@ -1,33 +1,20 @@
 """docs/orchestrator.md says what is so."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from nnrp_sched_orchestrator import fanout
 from nnrp_sched_orchestrator.budget import Budget
-from tests.cli.test_commands import SECONDS, serving
+from tests.support.pages import ROOT, page, printed_by_example
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "orchestrator.md").read_text()
+PAGE = page("orchestrator.md")
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    ((source),) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
-    with serving("--listen", "nnrp://127.0.0.1:0") as (_, ready):
-        script = tmp_path / "example.py"
-        script.write_text(source.replace("nnrp://127.0.0.1:7437", ready["endpoints"][0]))
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=True,
-        )
-    budget, cone, race = sorted(done.stdout.splitlines())
+    printed = printed_by_example(PAGE, tmp_path)
+    budget, cone, race = sorted(printed.splitlines())
     assert budget == "budget: tokens 16"
     assert cone == "cone: [('running', True), ('local', True)]"
     assert race.startswith("race: You said: Name a colour. ['")

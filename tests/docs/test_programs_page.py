@@ -1,8 +1,5 @@
 """docs/programs.md says what is so."""
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,27 +8,15 @@ from nnrp_sched.server import ServerLimits
 from nnrp_sched_orchestrator.earlier_tries import TRIES
 from nnrp_sched_orchestrator.grants import CALL_TOKENS, MARGIN
 from nnrp_sched_orchestrator.program_scope import AgentSettings
-from tests.cli.test_commands import SECONDS, serving
+from tests.support.pages import page, printed_by_example
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "programs.md").read_text()
+PAGE = page("programs.md")
 AGENT = AgentSettings()
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    ((source),) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
-    with serving("--listen", "nnrp://127.0.0.1:0") as (_, ready):
-        script = tmp_path / "example.py"
-        script.write_text(source.replace("nnrp://127.0.0.1:7437", ready["endpoints"][0]))
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=True,
-            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'orchestrator'}"},
-        )
-    assert done.stdout.splitlines() == [
+    printed = printed_by_example(PAGE, tmp_path)
+    assert printed.splitlines() == [
         "You said: Where is it?",
         "OutputTextDelta",
         "running True",

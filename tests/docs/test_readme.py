@@ -13,9 +13,9 @@ import pytest
 from nnrp_sched.client import connect
 from nnrp_sched.profile.workflow import Workflow
 from tests.cli.test_commands import SECONDS, run, serving
+from tests.support.pages import ROOT, printed_by
 from tests.support.serving import script
 
-ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
 PYTHON = [text for language, text in BLOCKS if language == "python"]
 COMMANDS = [
@@ -24,7 +24,6 @@ COMMANDS = [
     if language == "sh"
     for line in text.splitlines()
 ]
-DEFAULT = "nnrp://127.0.0.1:7437"
 PRINTED = (
     ("OutputTextDelta", "status='completed'"),
     ("You said: Name a colour. (Receipt(", "accepted=True, authoritative=True"),
@@ -43,18 +42,9 @@ def test_each_python_block_runs_and_prints_an_answer(
     source: str, printed: tuple[str, ...], tmp_path: Path
 ) -> None:
     assert len(source.splitlines()) <= 15
-    with serving("--listen", "nnrp://127.0.0.1:0") as (_, ready):
-        script = tmp_path / "example.py"
-        script.write_text(source.replace(DEFAULT, ready["endpoints"][0]))
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=True,
-        )
+    output = printed_by(source, tmp_path)
     for text in printed:
-        assert text in done.stdout
+        assert text in output
 
 
 def test_the_program_of_agents_has_ten_lines() -> None:

@@ -2,32 +2,19 @@
 
 import inspect
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from nnrp_sched_orchestrator import fanout, first_event_times, streams
-from tests.cli.test_commands import SECONDS, serving
+from tests.support.pages import page, printed_by_example
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "streams.md").read_text()
+PAGE = page("streams.md")
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    ((source),) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
-    with serving("--listen", "nnrp://127.0.0.1:0") as (_, ready):
-        script = tmp_path / "example.py"
-        script.write_text(source.replace("nnrp://127.0.0.1:7437", ready["endpoints"][0]))
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=True,
-        )
-    assert "OutputTextDelta" in done.stdout
-    assert "You said: Name a colour." in done.stdout
-    assert "accepted=True" in done.stdout
+    printed = printed_by_example(PAGE, tmp_path)
+    assert "OutputTextDelta" in printed
+    assert "You said: Name a colour." in printed
+    assert "accepted=True" in printed
 
 
 def test_every_operator_is_there_with_five_lines_and_no_other() -> None:

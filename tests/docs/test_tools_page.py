@@ -1,8 +1,5 @@
 """docs/tools.md says what is so."""
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,26 +11,14 @@ from nnrp_sched_orchestrator.agent_run import RunSettings
 from nnrp_sched_orchestrator.process_group import MARK
 from nnrp_sched_orchestrator.subprocess_tool import ProcessSettings
 from nnrp_sched_orchestrator.tool_call import ToolLimits
-from tests.cli.test_commands import SECONDS, serving
+from tests.support.pages import page, printed_by_example
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "tools.md").read_text()
+PAGE = page("tools.md")
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    ((source),) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
-    with serving("--listen", "nnrp://127.0.0.1:0") as (_, ready):
-        script = tmp_path / "example.py"
-        script.write_text(source.replace("nnrp://127.0.0.1:7437", ready["endpoints"][0]))
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=True,
-            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'orchestrator'}"},
-        )
-    first, receipt = done.stdout.splitlines()
+    printed = printed_by_example(PAGE, tmp_path)
+    first, receipt = printed.splitlines()
     assert first == "0"  # The scripted engine asks to count to 1.
     assert "authoritative=True" in receipt
 

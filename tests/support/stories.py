@@ -1,6 +1,20 @@
-"""What the examples of the orchestrator print on a real model: each of these, in a line."""
+"""Examples tell their stories; what those of the orchestrator print on a real model."""
 
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
+
+import anyio
+
+from nnrp_sched_patches.launch import Serving
+from tests.support.carriers import Place
+from tests.support.serving import scripted_server
+
+_ROOT: Final = Path(__file__).resolve().parents[2]
+_SECONDS: Final = 200
 
 LOSER: Final = (
     r"  stopped quiz#\d+ while (running|waiting|admitting|queued) after .*, confirmed: True"
@@ -37,3 +51,22 @@ STORIES: Final = {
         r"Stopped tool-host after \d+ ms; no process of it is left: True",
     ],
 }
+"""By example, what is found in what it prints."""
+
+
+async def check_story(serving: Serving, name: str, expected: Iterable[str], folder: Path) -> None:
+    """Run an example on a real engine: each of `expected` is printed, and nothing runs on."""
+    async with scripted_server(serving.engine, place=Place("tcp", folder)) as served:
+        endpoint = str(served.server.endpoints[0])
+        with anyio.fail_after(_SECONDS):
+            done = await anyio.run_process(
+                [sys.executable, "-m", f"examples.{name}", "--endpoint", endpoint],
+                cwd=_ROOT,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+        printed = done.stdout.decode()
+        assert done.returncode == 0, printed
+        for line in expected:
+            assert re.search(line, printed), f"{line} is not in\n{printed}"
+        assert not (await serving.engine.queue()).operations

@@ -94,14 +94,14 @@ _STOP_REASONS = st.none() | st.just("</s>")
 
 
 # On a busy machine the first answers take their time to be made.
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(answers())
 def test_what_a_client_puts_together_is_what_the_engine_said(chunks: list[Document]) -> None:
     ours, theirs = put_together(rewritten(events_of(chunks))), put_together(chunks)
     assert (ours["choices"], ours["usage"]) == (theirs["choices"], theirs["usage"])
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(answers())
 def test_a_stream_has_one_id_one_role_and_one_finish_for_each_choice(
     chunks: list[Document],
