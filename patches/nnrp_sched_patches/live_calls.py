@@ -3,9 +3,7 @@
 Only the frontend's own tables are read here, so what they say is never the scheduler's word.
 """
 
-import asyncio
 import contextlib
-import math
 import secrets
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -81,18 +79,8 @@ class LiveCall:
     @contextlib.contextmanager
     def admitted(self) -> Generator[None, None, None]:
         """The part that an abort cuts off by itself; raises BackendError then."""
-        task = asyncio.current_task()
-        before = task.cancelling() if task else 0
-        try:
-            with self.admission:
-                yield
-        except asyncio.CancelledError:
-            outside = anyio.current_effective_deadline() == -math.inf
-            if not self.admission.cancel_called or outside:
-                raise
-            # A cancellation that vLLM put in the place of ours: anyio leaves it, and its count.
-            while task and task.cancelling() > before:
-                task.uncancel()
+        with self.admission:
+            yield
         if self.admission.cancel_called:
             # Whatever vLLM made of it: the receipt says that it was stopped.
             raise BackendError(

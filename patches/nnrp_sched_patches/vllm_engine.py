@@ -203,14 +203,15 @@ class VllmEngine:
         try:
             with origin(live.origin):
                 answer = await self._chat.create_chat_completion(request, None)
+        except asyncio.CancelledError:
+            await _scopes_own_cancellation()
+            raise
         except Exception as error:
             raise from_exception(self._chat, error) from error
         if task and task.cancelling() > cancellations:
             # Some versions of vLLM answer a cancelled call with an error object instead of letting
-            # the cancellation through. A scope's comes again, and takes no other than its own for
-            # it; a task's does not.
-            if anyio.current_effective_deadline() == -math.inf:
-                await anyio.sleep_forever()
+            # the cancellation through. A task's does not come again.
+            await _scopes_own_cancellation()
             raise asyncio.CancelledError
         error_object = getattr(answer, "error", None)
         if error_object is not None:
@@ -221,6 +222,9 @@ class VllmEngine:
         """The next server-sent event; None when vLLM's generator ended."""
         try:
             event: str | None = await anext(events, None)
+        except asyncio.CancelledError:
+            await _scopes_own_cancellation()
+            raise
         except Exception as error:
             raise from_exception(self._chat, error) from error
         return event
@@ -255,6 +259,17 @@ class VllmEngine:
             _LOGGER.exception("vLLM request %s could not be released", live.external_id)
         finally:
             self._calls.close(live)
+
+
+async def _scopes_own_cancellation() -> None:
+    """Where a cancel scope around this was cancelled, end by that; else come back.
+
+    vLLM puts other cancellations in the place of a scope's, from futures of its own. A scope takes
+    none but its own for the one that it sent: a stranger's would leave it, and end a task for
+    nobody.
+    """
+    if anyio.current_effective_deadline() == -math.inf:
+        await anyio.sleep_forever()
 
 
 def parse_event(event: str) -> ChatBody | None:

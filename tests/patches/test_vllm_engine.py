@@ -1,6 +1,7 @@
 """The engine port over a stand-in for vLLM's chat serving: ends, aborts and errors."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -326,6 +327,45 @@ async def test_a_cancellation_that_vllm_turns_into_an_error_still_cancels(by: st
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+    assert engine.calls_in_flight == 0
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_callers_scope_knows_its_cancellation_though_vllm_puts_another_in_its_place(
+    streams: bool,
+) -> None:
+    started = anyio.Event()
+
+    async def answer(body: Any) -> Any:
+        return waiting() if body.get("stream") else await forever()
+
+    async def waiting() -> AsyncGenerator[str]:
+        await forever()
+        yield DONE
+
+    async def forever() -> Any:
+        started.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await anyio.Event().wait()
+        # As of a future that was cancelled: nothing in it tells of the scope.
+        raise asyncio.CancelledError
+
+    engine, _, _ = _engine(answer)
+    scope = anyio.CancelScope()
+
+    async def serve() -> None:
+        with scope:
+            if streams:
+                await anext(engine.stream(ChatCall("one", {"stream": True})))
+            else:
+                await engine.complete(ChatCall("one", {}))
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve)
+            await started.wait()
+            scope.cancel()
+    assert scope.cancelled_caught
     assert engine.calls_in_flight == 0
 
 
