@@ -22,7 +22,7 @@ AT_ONCE = 2
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 """The core that a lane's vLLM computes on: by itself each takes the first one."""
 
-PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+PYTEST = ("-m", "pytest", "-v", "-p", "no:cacheprovider")
 TESTED = ("tests/engine", "tests/patches")
 """The engine, and the patch layer itself: its tests are quick and the lanes differ in Python."""
 FOR_ALL_VERSIONS = ("tests/patches/test_each_seam.py", "tests/patches/test_seam_tables.py")
