@@ -19,11 +19,11 @@ demo: setup ## a program of agents on a real model: tools, a budget, a race, a c
 run: setup ## start vLLM with the embedded model, patched, with NNRP and HTTP (ARGS="…" adds flags)
 	@$(BIN)/nnrp-sched run --patch-vllm $(ARGS)
 
-# The engine tests share one engine, which xdist 3.8 cannot see to with pytest 9.2 (its groups have no
-# effect there): they run by themselves. A selection may leave one of the two halves empty.
+# Engine tests share engines, one set a worker: file by file, in the order of tests/engine/conftest.py.
+# A selection may leave one of the two halves empty.
 test: setup ## run every test, the ones on the real engine included (ARGS="-k word" selects)
 	@$(call pytest,-n 2 --ignore=tests/engine)
-	@$(call pytest,tests/engine)
+	@$(call pytest,-n 2 --dist loadfile --no-loadscope-reorder tests/engine)
 
 NARROWED := $(ARGS)$(filter absent,$(NNRP_SCHED_ENGINE))
 pytest = $(BIN)/python -m pytest $(1) $(ARGS) || { [ $$? -eq 5 ] && [ -n "$(NARROWED)" ]; }

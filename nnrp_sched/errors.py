@@ -166,6 +166,10 @@ class EngineLost(NnrpSchedError):
     """The engine died under a running server."""
 
 
+class ServerEnded(NnrpSchedError):
+    """A server that was started for the time of some work ended before it."""
+
+
 class UnsupportedVllm(NnrpSchedError):
     """The installed vLLM, or one of its seams, is not one the patch layer was written for."""
 

@@ -64,9 +64,9 @@ class Record:
     lanes: list[LaneRun]
 
 
-def counted(report: Path, lane: Lane, code: int, seconds: float) -> LaneRun:
-    """What pytest's JUnit report of a lane says; `code` is pytest's exit code."""
-    cases = list(_cases(report))
+def counted(reports: Sequence[Path], lane: Lane, code: int, seconds: float) -> LaneRun:
+    """What pytest's JUnit reports of a lane say; `code` is pytest's, of a failure if any."""
+    cases = [case for report in reports for case in _cases(report)]
     kinds = Counter(kind for kind, _ in cases)
     if code == 0:
         outcome = PASSED

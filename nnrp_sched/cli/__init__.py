@@ -1,6 +1,7 @@
 """The command line: one module a command, imported when it is used."""
 
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -86,6 +87,26 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except NnrpSchedError as error:
-        click.echo(f"nnrp-sched: {error}", err=True)
-        sys.exit(error.exit_code)
+        _fail([error])
+    except ExceptionGroup as group:
+        # Of work that was done side by side; anything else in it is a fault of ours.
+        ours, others = group.split(NnrpSchedError)
+        if ours is None or others is not None:
+            raise
+        _fail(list(_leaves(ours)))
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _fail(errors: list[NnrpSchedError]) -> NoReturn:
+    """Say each of the errors once, and exit with the code of the first."""
+    for said in dict.fromkeys(map(str, errors)):
+        click.echo(f"nnrp-sched: {said}", err=True)
+    sys.exit(errors[0].exit_code)
+
+
+def _leaves(group: ExceptionGroup[NnrpSchedError]) -> Iterator[NnrpSchedError]:
+    for each in group.exceptions:
+        if isinstance(each, ExceptionGroup):
+            yield from _leaves(each)
+        else:
+            yield each

@@ -13,11 +13,14 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 from msgspec import Struct
 
-from nnrp_sched.errors import StartError
+from nnrp_sched.errors import ServerEnded, StartError
 
 _MAX_READY_BYTES = 65_536
 _STOP_SECONDS = 20.0
 _TAIL_BYTES = 3000
+_ENDING_SECONDS = 3.0
+"""A server whose engine died is gone within two; what its callers see of that comes first."""
+_LAST_LINES = 3
 
 
 class ServerProcess(Struct, frozen=True):
@@ -34,8 +37,9 @@ async def started_server(
 ) -> AsyncGenerator[ServerProcess, None]:
     """Run `nnrp-sched COMMAND ARGUMENTS` for the time of the block.
 
-    Raises `StartError` with the end of its log when it does not become ready in time. At the end
-    it gets SIGTERM, and SIGKILL when that takes too long.
+    Raises `StartError` with the end of its log when it does not become ready in time, and
+    `ServerEnded` when the block fails and the server has ended by itself. At the end it gets
+    SIGTERM, and SIGKILL when that takes too long.
     """
     with tempfile.TemporaryFile() as log:
         process = await anyio.open_process(
@@ -44,7 +48,18 @@ async def started_server(
             start_new_session=True,  # Ctrl-C is ours to hand on, once.
         )
         try:
-            yield ServerProcess(process.pid, await _read_ready(process, log, seconds))
+            server = ServerProcess(process.pid, await _read_ready(process, log, seconds))
+            try:
+                yield server
+            except Exception as error:
+                with anyio.move_on_after(_ENDING_SECONDS, shield=True):
+                    await process.wait()
+                if process.returncode is None:
+                    raise
+                said = "\n".join(_tail(log).splitlines()[-_LAST_LINES:])
+                raise ServerEnded(
+                    f"the server ended with code {process.returncode}; its log ends:\n{said}"
+                ) from error
         finally:
             with anyio.CancelScope(shield=True):
                 await _stop(process)
@@ -59,10 +74,15 @@ async def _read_ready(process: Process, log: IO[bytes], seconds: float) -> dict[
             line = await stdout.receive_until(b"\n", _MAX_READY_BYTES)
         ready: dict[str, Any] = json.loads(line)
     except (anyio.IncompleteRead, TimeoutError, ValueError) as error:
-        log.seek(0)
-        tail = log.read()[-_TAIL_BYTES:].decode(errors="replace")
-        raise StartError(f"the server did not start ({error!r}); its log ends:\n{tail}") from error
+        raise StartError(
+            f"the server did not start ({error!r}); its log ends:\n{_tail(log)}"
+        ) from error
     return ready
+
+
+def _tail(log: IO[bytes]) -> str:
+    log.seek(0)
+    return log.read()[-_TAIL_BYTES:].decode(errors="replace")
 
 
 async def _stop(process: Process) -> None:

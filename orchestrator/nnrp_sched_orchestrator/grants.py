@@ -37,7 +37,7 @@ class Terms(Struct, frozen=True):
     """What a call is told of its share."""
 
     cap: int | None = None
-    """The most tokens it makes, exact: the engine's own limit."""
+    """The most tokens it makes, exact: the engine's own limit. None where one may refuse it."""
     token_budget: int | None = None
     """The server's budget for now, which can be raised while it runs; None when the cap is all."""
 
@@ -63,6 +63,8 @@ class Grant:
         self._choices = choices
         self._settled = False
         self._cap = tokens if tokens < _SMALL else self._most
+        self._exact = True
+        """Whether its cap goes to the engine."""
         self._bound_before = self._bound
         """Where the server would have ended it before it was last extended."""
 
@@ -82,13 +84,27 @@ class Grant:
         """
         if not self.limited:
             return Terms()
-        if self.tokens >= self._cap:
-            return Terms(self._cap)
-        return Terms(self._cap, self.tokens - MARGIN)
+        cap = self._cap if self._exact else None
+        return Terms(cap) if self._capped else Terms(cap, self.tokens - MARGIN)
+
+    @property
+    def _capped(self) -> bool:
+        """Whether the engine's own limit is what ends it."""
+        return self._exact and self.tokens >= self._cap
 
     @property
     def _bound(self) -> int:
-        return self.tokens if self.tokens >= self._cap else self.tokens - MARGIN
+        return self.tokens if self._capped else self.tokens - MARGIN
+
+    def suit(self, longest: int | None) -> None:
+        """Leave the cap to the server's budget where the model's context is not twice as long.
+
+        `longest` is that context, in tokens. vLLM before 0.29 refuses a limit that does not fit
+        there beside the prompt, which nobody here has counted.
+        """
+        own = self._cap < _SMALL or self._cap == self._asked
+        self._exact = own or longest is None or self._cap // self._choices * 2 <= longest
+        self._bound_before = min(self._bound_before, self._bound)
 
     def cut(self, used: int, reason: str | None) -> bool:
         """Whether an answer that ended for `reason` with so many tokens was cut by the budget."""
@@ -116,6 +132,7 @@ class Grant:
         more -= more % self._choices
         if more > 0:
             self.tokens += self._account.reserve(more)
+        self._exact = True
         self._cap = self._bound_before = self.tokens
 
     def lose(self, used: int) -> bool:

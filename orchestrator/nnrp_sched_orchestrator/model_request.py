@@ -73,10 +73,11 @@ class ModelRequest(Struct, frozen=True):
         known = options if is_object(options) else {}
         body["stream_options"] = {**known, "include_usage": True}
         if terms.cap is not None:
-            name = next((name for name in _LENGTHS if body.get(name)), _LENGTHS[0])
-            # An engine refuses a limit that its model could never come to.
-            most = features.max_model_len or terms.cap
-            body[name] = max(1, min(terms.cap // self.choices, most))
+            most, each = features.max_model_len, max(1, terms.cap // self.choices)
+            # An engine refuses a limit that its model could never come to, and needs none.
+            if most is None or each < most:
+                name = next((name for name in _LENGTHS if body.get(name)), _LENGTHS[0])
+                body[name] = each
         return body
 
 

@@ -160,7 +160,9 @@ class ModelWork:
     def _open(self, lease: Lease) -> Chat:
         request, features = self._request, lease.features
         assert self._share is not None
-        if not features.token_budget:
+        if features.token_budget:
+            self._share.suit(features.max_model_len)
+        else:
             self._share.hold()
         terms = self._share.terms
         limit = request.limit

@@ -1,10 +1,13 @@
 """A server of ours as a child process."""
 
+import os
+import signal
+
 import anyio
 import pytest
 
 from nnrp_sched.cli.child import started_server
-from nnrp_sched.errors import StartError
+from nnrp_sched.errors import ServerEnded, StartError
 
 pytestmark = pytest.mark.anyio
 
@@ -21,3 +24,18 @@ async def test_a_server_is_gone_after_the_block() -> None:
             endpoint = server.ready["endpoints"][0]
         async with started_server("serve", "--listen", endpoint) as again:
             assert again.ready["endpoints"] == [endpoint]
+
+
+async def test_a_block_that_fails_because_its_server_ended_says_so_with_the_end_of_its_log() -> (
+    None
+):
+    with anyio.fail_after(30), pytest.raises(ServerEnded, match=r"code -9; its log ends"):
+        async with started_server("serve", "--listen", "nnrp://127.0.0.1:0") as server:
+            os.kill(server.pid, signal.SIGKILL)
+            raise ExceptionGroup("what comes of it", [ConnectionError()])
+
+
+async def test_a_block_that_fails_by_itself_does_so_as_it_is() -> None:
+    with anyio.fail_after(30), pytest.raises(ZeroDivisionError):
+        async with started_server("serve", "--listen", "nnrp://127.0.0.1:0"):
+            raise ZeroDivisionError

@@ -61,6 +61,22 @@ def test_people_without_a_terminal_get_a_line_for_each_thing_that_happens(endpoi
     assert done.stdout.splitlines()[-1].startswith("Cancelling saved at most ")
 
 
+def test_a_server_that_goes_away_ends_the_story_with_what_happened_and_no_traceback() -> None:
+    with serving("--listen", "nnrp://127.0.0.1:0") as (server, ready):
+        command = [sys.executable, "-m", "nnrp_sched", "demo", "--endpoint", ready["endpoints"][0]]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as demo:
+            assert demo.stdout is not None
+            while "demo/" not in demo.stdout.readline():
+                assert demo.poll() is None
+            server.kill()
+            _, told = demo.communicate(timeout=SECONDS)
+    assert demo.returncode in (1, 5)
+    assert told.startswith("nnrp-sched: ")
+    assert "Traceback" not in told
+
+
 def test_a_terminal_shows_the_tree_again_and_again_in_its_place(endpoint: str) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(

@@ -1,6 +1,7 @@
 """Two real vLLMs on the embedded model, shared by the tests that only talk to them.
 
-A machine without vLLM fails these tests. `NNRP_SCHED_ENGINE=absent` leaves them out on purpose.
+Each worker of pytest-xdist has its own two, and its own core for them to compute on. A machine
+without vLLM fails these tests. `NNRP_SCHED_ENGINE=absent` leaves them out on purpose.
 """
 
 import os
@@ -11,10 +12,20 @@ import pytest
 
 from nnrp_sched_patches.launch import LaunchOptions, Serving, launch
 from tests.support.two_slots import OPTIONS
+from tools.lane_tests import BINDING
 
 _HERE = Path(__file__).parent
 _SHARED = ("serving", "two_slots")
 """The fixtures, the one that starts last first."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Every vLLM would compute on the first core: each worker's gets the next one."""
+    worker: dict[str, str] | None = getattr(config, "workerinput", None)
+    if worker is not None:
+        cores = sorted(os.sched_getaffinity(0))
+        place = int(worker["workerid"].removeprefix("gw"))
+        os.environ.setdefault(BINDING, str(cores[place % len(cores)]))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

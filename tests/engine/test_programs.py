@@ -59,10 +59,11 @@ async def test_agents_at_once_never_spend_more_than_their_program_has(serving: S
         assert sum(produced) == root.spent.tokens == 200
 
 
-async def test_a_budget_above_the_models_context_keeps_no_call_from_being_made(
-    serving: Serving,
+@pytest.mark.parametrize("tokens", [1_000_000, 2_000])
+async def test_a_budget_that_the_models_context_has_no_room_for_keeps_no_call_from_being_made(
+    serving: Serving, tokens: int
 ) -> None:
-    async with program_on(serving, Budget(tokens=1_000_000)) as root:
+    async with program_on(serving, Budget(tokens=tokens)) as root:
         with anyio.fail_after(SECONDS):
             chat = {name: value for name, value in body("Count.").items() if name != "max_tokens"}
             result = await root.chat(chat, stop=["."]).result()

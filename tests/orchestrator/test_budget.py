@@ -250,6 +250,35 @@ def test_a_share_that_may_grow_is_ended_early_enough() -> None:
     assert growing.terms == Terms(5000, 2 * CALL_TOKENS - MARGIN)
 
 
+@pytest.mark.parametrize(
+    ("budget", "asked", "longest", "terms"),
+    [
+        (300, None, 600, Terms(300)),
+        (300, None, 599, Terms(None, 300 - MARGIN)),
+        (5000, None, 2048, Terms(None, CALL_TOKENS - MARGIN)),
+        (300, 300, 301, Terms(300)),
+        (20, None, 30, Terms(20)),
+    ],
+    ids=["twice as long", "shorter", "may grow", "asked for by the call itself", "small"],
+)
+def test_a_share_that_a_context_may_have_no_room_for_is_kept_to_by_the_server(
+    budget: int, asked: int | None, longest: int, terms: Terms
+) -> None:
+    suited = share(budget, asked, min(budget, CALL_TOKENS))
+    suited.suit(longest)
+    assert suited.terms == terms
+    bound = suited.terms.token_budget or budget
+    assert suited.cut(bound, "length") is (asked is None)
+    assert not suited.cut(bound - 1, "length")
+
+
+def test_a_share_is_exact_again_on_a_server_whose_model_has_room() -> None:
+    moved = share(300, None, 300)
+    moved.suit(400)
+    moved.suit(4000)
+    assert moved.terms == Terms(300)
+
+
 def test_a_share_grows_up_to_what_its_call_may_make() -> None:
     growing = share(5000, 1100, CALL_TOKENS)
     assert growing.extend(CALL_TOKENS)

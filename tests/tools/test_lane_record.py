@@ -38,16 +38,16 @@ def python(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tests_are_counted_by_what_became_of_them_and_skips_by_their_reason(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(REPORT)
-    ran = counted(report, LANES[0], 1, 61.4)
-    assert (ran.passed, ran.failed, ran.skipped) == (2, 2, 2)
-    assert ran.reasons == {"vLLM has no such thing": 2}
+    ran = counted([report, report], LANES[0], 1, 61.4)
+    assert (ran.passed, ran.failed, ran.skipped) == (4, 4, 4)
+    assert ran.reasons == {"vLLM has no such thing": 4}
     assert ran.told == (
-        "FAILED with code 1: 2 passed, 2 failed, 2 skipped in 61 s on Python 3.12.1"
+        "FAILED with code 1: 4 passed, 4 failed, 4 skipped in 61 s on Python 3.12.1"
     )
 
 
 def test_a_lane_whose_pytest_left_no_report_says_so(tmp_path: Path) -> None:
-    ran = counted(tmp_path / "nothing", LANES[0], -9, 1)
+    ran = counted([tmp_path / "nothing"], LANES[0], -9, 1)
     assert ran.outcome == "FAILED with code -9, without a report"
 
 
@@ -143,7 +143,33 @@ def test_what_a_lane_printed_is_shown_whole_when_it_ended(
     ran = list(lane_tests.run(LANES, ["last"]))
     assert {lane.version for lane in ran} == {lane.version for lane in LANES}
     assert {lane.outcome for lane in ran} == {"FAILED with code 3, without a report"}
-    assert capsys.readouterr().out == "last\n" * len(LANES)
+    assert capsys.readouterr().out == "last\n" * len(lane_tests.TESTED) * len(LANES)
+
+
+@pytest.mark.parametrize(
+    ("patches", "engine", "arguments", "outcome"),
+    [
+        (0, 5, ["-k", "hook"], "passed"),
+        (5, 0, ["-k", "queue"], "passed"),
+        (5, 5, ["-k", "typo"], "FAILED with code 5, without a report"),
+        (0, 5, [], "FAILED with code 5, without a report"),
+        (1, 5, ["-k", "hook"], "FAILED with code 1, without a report"),
+        (0, 1, [], "FAILED with code 1, without a report"),
+    ],
+)
+def test_a_selection_may_leave_one_part_empty_and_nothing_else_may(
+    monkeypatch: pytest.MonkeyPatch,
+    patches: int,
+    engine: int,
+    arguments: list[str],
+    outcome: str,
+) -> None:
+    codes = {"tests/patches": patches, "tests/engine": engine}
+    script = f"import sys; sys.exit({codes!r}[sys.argv[1]])"
+    monkeypatch.setattr(lane_tests, "PYTEST", ("-c", script))
+    monkeypatch.setattr(Lane, "python", Path(sys.executable))
+    (ran,) = lane_tests.run(LANES[:1], arguments)
+    assert ran.outcome == outcome
 
 
 def test_the_rows_of_a_lane_without_tests_are_empty_but_for_its_outcome() -> None:
