@@ -24,8 +24,8 @@ BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
 PYTEST = ("-m", "pytest", "-v", "-p", "no:cacheprovider")
 TESTED = ("tests/patches", "tests/engine")
-"""The patch layer itself, whose tests are quick while the lanes differ in Python, and the engine, each
-in a process of its own: vLLM leaves one with other logging and a frozen heap."""
+"""The patch layer itself, whose tests are quick while the lanes differ in Python, and the engine.
+Each by itself: vLLM leaves a process with other logging and a frozen heap."""
 NOTHING_SELECTED = 5
 """Pytest's code for it."""
 FOR_ALL_VERSIONS = ("tests/patches/test_each_seam.py", "tests/patches/test_seam_tables.py")

@@ -73,3 +73,14 @@ async def test_what_a_launch_or_its_app_hid_from_the_collector_is_shown_again_at
             assert gc.get_freeze_count() > 0
         assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
+
+
+def test_a_heap_that_was_hidden_before_a_launch_stays_hidden() -> None:
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        with heap_frozen():
+            pass
+        assert gc.get_freeze_count() >= before
+    finally:
+        gc.unfreeze()
