@@ -28,7 +28,7 @@ test: setup ## run every test, the ones on the real engine included (ARGS="-k wo
 NARROWED := $(ARGS)$(filter absent,$(NNRP_SCHED_ENGINE))
 pytest = $(BIN)/python -m pytest $(1) $(ARGS) || { [ $$? -eq 5 ] && [ -n "$(NARROWED)" ]; }
 
-# Without LANES and ARGS the run is recorded in docs/.
+# Without ARGS the run is recorded in docs/.
 test-engines: setup ## run the engine tests on every vLLM lane (15 GB, once; LANES and ARGS select)
 	@$(BIN)/python -m tools.lanes test $(LANES) -- $(ARGS)
 

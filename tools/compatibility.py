@@ -56,11 +56,10 @@ _LANES = """
 The environments of `make test-engines`.
 """
 _RUNS = """
-## The last complete run
+## The last run of each lane
 """
 _RUN = """
-`make test-engines`: tests/engine and tests/patches in every lane. Begun {date} at commit {commit},
-on {machine}; {minutes} minutes with building what was not there.
+`make test-engines`: all of tests/engine and tests/patches, two lanes at once, on {machine}.
 """
 _SKIPPED = """
 Skipped, with the reason that each test gives:
@@ -92,23 +91,18 @@ def page() -> str:
 
 
 def _last_run() -> Iterator[str]:
-    record = lane_record.read()
+    records = lane_record.read()
     yield _RUNS
-    if record is None:
+    if not records:
         yield "\nNone is recorded: `make test-engines` records one.\n"
         return
-    yield _RUN.format(
-        date=record.date,
-        commit=record.commit,
-        machine=record.machine,
-        minutes=round(record.seconds / 60),
-    )
-    head = ("vLLM", "Python", "outcome", "passed", "failed", "skipped", "time")
-    yield _table(head, lane_record.rows(record))
+    yield _RUN.format(machine=", or ".join(dict.fromkeys(each.machine for each in records)))
+    head = ("vLLM", "Python", "begun", "commit", "outcome", "passed", "failed", "skipped", "time")
+    yield _table(head, lane_record.rows(records))
     reasons = [
-        f"- {lane.version}: {count} times: {reason}\n"
-        for lane in record.lanes
-        for reason, count in lane.reasons.items()
+        f"- {each.run.version}: {count} times: {reason}\n"
+        for each in records
+        for reason, count in each.run.reasons.items()
     ]
     if reasons:
         yield _SKIPPED

@@ -1,6 +1,6 @@
 """What the engine tests came to, lane by lane: counted from pytest's report, kept in the docs.
 
-The record of the last complete run is docs/engine-smoke.json; the compatibility page shows it.
+The last whole run of each lane is kept in docs/engine-smoke.json; the compatibility page shows it.
 Stdlib only.
 """
 
@@ -10,13 +10,13 @@ import platform
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tools.engine_lanes import Lane
+from tools.engine_lanes import LANES, Lane
 from tools.steps import ROOT
 
 RECORD = ROOT / "docs" / "engine-smoke.json"
@@ -52,16 +52,14 @@ class LaneRun:
 
 @dataclass(frozen=True)
 class Record:
-    """One run of the engine tests on every lane."""
+    """One run of all engine tests on one lane."""
 
     date: str
-    """UTC, to the minute, ISO 8601."""
+    """When the command began that ran it: UTC, to the minute, ISO 8601."""
     commit: str
     """What was checked out; says so when the files were not those of the commit."""
     machine: str
-    seconds: int
-    """The whole run, with building what was not there."""
-    lanes: list[LaneRun]
+    run: LaneRun
 
 
 def counted(reports: Sequence[Path], lane: Lane, code: int, seconds: float) -> LaneRun:
@@ -137,24 +135,26 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="minutes").replace("+00:00", "Z")
 
 
-def write(record: Record) -> None:
-    """Keep a record in place of the last one."""
-    text = json.dumps(asdict(record), indent=2)
-    RECORD.write_text(f"{text}\n", encoding="utf-8")
+def keep(records: Iterable[Record]) -> None:
+    """Keep records, each in place of the last one of its lane."""
+    kept = {record.run.version: record for record in (*read(), *records)}
+    # In the lanes' own order, so that a run changes what it changed.
+    ordered = [asdict(kept[lane.version]) for lane in LANES if lane.version in kept]
+    RECORD.write_text(f"{json.dumps(ordered, indent=2)}\n", encoding="utf-8")
 
 
-def read() -> Record | None:
-    """The record that is kept, if any."""
+def read() -> list[Record]:
+    """The records that are kept, of the lanes that were ever run."""
     if not RECORD.exists():
-        return None
-    kept: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
-    lanes = [LaneRun(**lane) for lane in kept.pop("lanes")]
-    return Record(**kept, lanes=lanes)
+        return []
+    kept: list[dict[str, Any]] = json.loads(RECORD.read_text(encoding="utf-8"))
+    return [Record(**{**record, "run": LaneRun(**record["run"])}) for record in kept]
 
 
-def rows(record: Record) -> Iterator[Sequence[str]]:
-    """The table of a record's lanes."""
-    for lane in record.lanes:
-        counts = (lane.passed, lane.failed, lane.skipped) if lane.python else ("", "", "")
-        took = f"{lane.seconds} s" if lane.python else ""
-        yield lane.version, lane.python, lane.outcome, *map(str, counts), took
+def rows(records: Iterable[Record]) -> Iterator[Sequence[str]]:
+    """The table of records."""
+    for record in records:
+        run = record.run
+        counts = map(str, (run.passed, run.failed, run.skipped))
+        took = f"{run.seconds} s"
+        yield run.version, run.python, record.date, record.commit, run.outcome, *counts, took

@@ -7,8 +7,8 @@
     python -m tools.lanes freeze [VERSION…]
 
 VERSION is one of the lanes' or `older`: all but the everyday lane, which `make test` runs. `freeze`
-writes the versions that a lane has into tools/lane_constraints, where `build` takes them. `test` of
-all lanes without arguments for pytest is recorded in docs/engine-smoke.json and shown in
+writes the versions that a lane has into tools/lane_constraints, where `build` takes them. What
+`test` without arguments for pytest comes to is recorded in docs/engine-smoke.json and shown in
 docs/vllm-compatibility.md.
 
 A lane for which the disk has no room is named and left out; one that cannot be built for another
@@ -83,20 +83,19 @@ def run(lanes: Sequence[Lane], command: Sequence[str]) -> int:
 
 def test(lanes: Sequence[Lane], arguments: Sequence[str]) -> int:
     """Run the engine tests in each lane; a line of outcome for each."""
-    started, commit, date = time.monotonic(), lane_record.commit(), lane_record.now()
+    commit, date = lane_record.commit(), lane_record.now()
     # Another checkout would take the lanes for itself.
     with steps.locked(lane_tests.ENGINE_LOCK):
         report = _built(lanes)
         for ran in lane_tests.run(report.ready, arguments):
             report.failed = report.failed or ran.outcome != lane_record.PASSED
             report.runs[ran.version] = ran
-    complete = list(lanes) == list(LANES) and not arguments
-    if complete:
-        seconds = round(time.monotonic() - started)
-        runs = list(report.runs.values())
-        lane_record.write(Record(date, commit, lane_record.machine(), seconds, runs))
+    if not arguments:
+        machine = lane_record.machine()
+        runs = [report.runs[lane.version] for lane in report.ready]
+        lane_record.keep(Record(date, commit, machine, ran) for ran in runs)
         page = (sys.executable, "-m", "tools.compatibility")
-        steps.run(f"recording the run in {lane_record.RECORD} and the compatibility page", *page)
+        steps.run(f"recording what ran in {lane_record.RECORD} and the compatibility page", *page)
     for lane in LANES:
         if lane not in lanes:
             elsewhere = "; `make test` runs it" if lane.everyday else ""

@@ -69,7 +69,7 @@ async def test_running_and_waiting_requests_are_taken_out_by_the_scheduler(
     two_slots: Serving,
 ) -> None:
     chats = Chats(two_slots)
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         async with anyio.create_task_group() as tasks:
             for name in ("r0", "r1"):
                 tasks.start_soon(chats.serve, name)
@@ -99,7 +99,7 @@ async def test_an_abort_before_vllms_frontend_has_the_request_is_told_as_admitti
     two_slots: Serving,
 ) -> None:
     chats = Chats(two_slots)
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(chats.serve, "early")
             while two_slots.engine.ledger.find("early") is None:
@@ -112,7 +112,7 @@ async def test_an_abort_before_vllms_frontend_has_the_request_is_told_as_admitti
 
 
 async def test_a_finished_request_is_told_from_one_that_never_was(two_slots: Serving) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         await two_slots.engine.complete(ChatCall("over", body(max_tokens=3, ignore_eos=True)))
         over, never = await Chats(two_slots).abort("over", "never")
     assert (over.state, over.accepted, over.authoritative, over.tokens) == (
@@ -130,7 +130,7 @@ async def test_all_choices_of_a_request_go_together_and_leave_no_parent(
 ) -> None:
     chats = Chats(two_slots)
     blockers = ("b0", "b1") if waiting else ()
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         async with anyio.create_task_group() as tasks:
             for name in blockers:
                 tasks.start_soon(chats.serve, name)
@@ -154,7 +154,7 @@ async def test_vllms_statistics_know_nothing_of_a_request_aborted_while_it_waits
 ) -> None:
     chats = Chats(two_slots)
     before: dict[str, float] = {}
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         async with anyio.create_task_group() as tasks:
             for name in ("r0", "r1"):
                 tasks.start_soon(chats.serve, name)
@@ -179,7 +179,7 @@ async def test_concurrent_aborts_of_one_request_hear_the_same(two_slots: Serving
     async def abort() -> None:
         receipts.append(await two_slots.engine.abort("one"))
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(chats.serve, "one")
             await chats.reach(one="running")
@@ -191,7 +191,7 @@ async def test_concurrent_aborts_of_one_request_hear_the_same(two_slots: Serving
 
 
 async def test_a_cancelled_call_has_left_the_engine_when_it_returns(two_slots: Serving) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         stream = two_slots.engine.stream(ChatCall("left", long(stream=True)))
         await anext(stream)
         await stream.aclose()
@@ -208,7 +208,7 @@ async def test_when_the_engine_dies_everything_is_finished_and_says_why() -> Non
         killed = 0.0
         (pid,) = [receipt.pid for receipt in serving.receipts if receipt.process == "engine"]
         assert pid is not None
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             async with anyio.create_task_group() as tasks:
                 for number in range(3):
                     tasks.start_soon(chats.serve, f"{number}")

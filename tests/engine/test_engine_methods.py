@@ -34,7 +34,7 @@ async def llm(anyio_backend: str) -> AsyncIterator[Any]:
 
 
 async def test_every_hook_of_the_tables_is_in_the_engines_process(llm: Any) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(120):
         _, engine = await hello_receipts(llm, 20)
     assert {hook.name for hook in ENGINE_HOOKS} <= set(engine.hooks)
     assert engine.policy == "priority"

@@ -32,7 +32,7 @@ async def test_the_receipts_come_from_two_patched_processes(serving: Serving) ->
 async def test_the_engines_receipt_tells_its_scheduler_and_a_clock_of_this_machine(
     serving: Serving,
 ) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(120):
         frontend, engine = await hello_receipts(serving.engine.async_llm, 20)
     assert "vllm.v1.core.sched.scheduler.Scheduler" in engine.scheduler
     assert engine.policy == "fcfs"

@@ -15,8 +15,8 @@ from tests.support.vllm_chats import body
 
 pytestmark = pytest.mark.anyio
 
-SECONDS = 60
-TOKENS = 300
+SECONDS = 120
+TOKENS = 150
 CHAT = body("Count.", max_tokens=TOKENS, ignore_eos=True)
 KEYED = {"idempotency_key": "count"}
 

@@ -18,7 +18,7 @@ from tests.support.vllm_chats import body
 
 pytestmark = pytest.mark.anyio
 
-SECONDS = 60
+SECONDS = 120
 WITHIN_SECONDS = 1.0
 """From the kill until nothing of it is left in the engine (issue 4)."""
 STREAMS = 3

@@ -56,7 +56,7 @@ async def _nothing_left(serving: Serving) -> None:
 async def test_waiting_requests_are_seen_with_caller_place_and_delay(two_slots: Serving) -> None:
     engine = two_slots.engine
     assert (engine.description.live_queue, engine.description.priority_policy) == (True, "priority")
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         # vLLM's first chat loads what later ones have.
         await engine.complete(ChatCall("first", body(max_tokens=1)))
         async with anyio.create_task_group() as tasks:
@@ -112,7 +112,7 @@ async def test_the_ledgers_times_are_the_schedulers_own(two_slots: Serving) -> N
             finals[name] = output
 
     names = [f"direct-{number}" for number in range(6)]
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         async with anyio.create_task_group() as tasks:
             for name in names:
                 tasks.start_soon(serve, name)
@@ -152,7 +152,7 @@ async def test_http_requests_are_in_the_ledger_with_who_sent_them(two_slots: Ser
         with urllib.request.urlopen(request, timeout=60) as answer:
             ended.append(json.load(answer))
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(anyio.to_thread.run_sync, post)
             snapshot = await _until(two_slots, _states({"chatcmpl-mine": "running"}))
@@ -181,7 +181,7 @@ async def test_an_abort_by_a_shared_external_id_hits_the_meant_request_only(
         async for output in llm.generate({"prompt_token_ids": [1, 2, 3]}, sampling, "twin"):
             reasons[number] = output.outputs[0].finish_reason
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve, 0)
             await _until(two_slots, _states({"twin": "running"}))
@@ -212,7 +212,7 @@ async def test_a_cancel_during_admission_leaves_no_registered_request(
             pass
 
     monkeypatch.setattr(llm.engine_core, "add_request_async", slow)
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         async with anyio.create_task_group() as tasks:
             for number in range(10):
                 tasks.start_soon(serve, number)

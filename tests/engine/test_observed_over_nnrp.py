@@ -23,7 +23,7 @@ from tests.support.vllm_chats import body
 
 pytestmark = pytest.mark.anyio
 
-SECONDS = 60
+SECONDS = 120
 S = ProgressStage
 STAGES = (S.INPUT_RECEIVED, S.QUEUED, S.ADMITTED, S.EXECUTING, S.PRODUCING_PARTIAL)
 

@@ -96,7 +96,7 @@ async def test_a_missing_seam_stops_a_patched_start_before_anything_is_touched(
         relied_on=(*family.relied_on, gone),
     )
     monkeypatch.setattr(bindings, "FAMILIES", (changed,))
-    with anyio.fail_after(60), pytest.raises(UnsupportedVllm) as refusal:
+    with anyio.fail_after(120), pytest.raises(UnsupportedVllm) as refusal:
         async with launch(LaunchOptions(patch=True)):
             pass
     text = str(refusal.value)

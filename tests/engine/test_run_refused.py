@@ -9,7 +9,7 @@ import pytest
 
 from nnrp_sched_patches.version import installed_vllm
 
-SECONDS = 60
+SECONDS = 120
 
 
 @pytest.fixture

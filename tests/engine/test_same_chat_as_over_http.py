@@ -64,7 +64,7 @@ async def test_a_refused_body_gets_the_status_and_type_of_vllms_http_server(
     serving: Serving, name: str, stream: bool
 ) -> None:
     chat = {**REFUSED[name], "stream": stream}
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         status, over_http = await post_chat(_address(serving), chat)
         with pytest.raises(BackendError) as refusal:
             if stream:

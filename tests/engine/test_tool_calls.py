@@ -28,7 +28,7 @@ from tests.support.vllm_chats import BODIES, TOOLS, body
 
 pytestmark = pytest.mark.anyio
 
-SECONDS = 60
+SECONDS = 120
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 CLOCK: dict[str, Any] = {
     "type": "function",

@@ -26,7 +26,7 @@ from tests.support.vllm_chats import MODEL
 
 pytestmark = pytest.mark.anyio
 
-SECONDS = 60
+SECONDS = 120
 
 
 def says(text: str) -> dict[str, Any]:

@@ -180,7 +180,7 @@ async def test_aborts_while_waiting_and_running_have_their_spans(traced: Traced)
 
 async def test_a_refused_chat_is_an_error_in_the_clients_trace(traced: Traced) -> None:
     client, traceparent = traced.client_span()
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         chat = traced.session.chat(body(max_tokens=100_000), traceparent=traceparent)
         outcome = await chat.result()
         operation = await traced.child_of(client)

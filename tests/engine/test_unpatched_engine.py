@@ -36,7 +36,7 @@ async def unpatched(anyio_backend: str) -> AsyncIterator[Serving]:
 
 
 async def test_it_serves_and_claims_no_binding(unpatched: Serving) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         answer = await unpatched.engine.complete(ChatCall("one", BODY))
     assert "Paris" in answer["choices"][0]["message"]["content"]
     assert (unpatched.http, unpatched.receipts) == (None, ())
@@ -50,7 +50,7 @@ async def test_nothing_is_told_of_its_queue_because_nobody_knows(unpatched: Serv
         session_id = await peer.open()
         await peer.send(peer.wire.negotiate(session_id, [CapabilityToken.PROGRESS_PARTIAL]))
         chat = {**BODY, "stream": True}
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             frame_id = await peer.submit(session_id, chat, diagnostics=True)
             events, _ = await peer.result(frame_id)
     assert peer.stages(frame_id) == [ProgressStage.INPUT_RECEIVED, ProgressStage.PRODUCING_PARTIAL]
@@ -62,7 +62,7 @@ async def test_nothing_is_told_of_its_queue_because_nobody_knows(unpatched: Serv
 
 
 async def test_its_engine_process_does_not_answer_the_hello(unpatched: Serving) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         frontend, engine = await hello_receipts(unpatched.engine.async_llm, 20)
     assert not frontend.patched
     assert not engine.answered
@@ -75,7 +75,7 @@ async def test_the_death_of_its_engine_process_reaches_everybody_who_waits(
     llm = unpatched.engine.async_llm
     endless = {**BODY, "max_tokens": 1500, "ignore_eos": True, "stream": True}
     stream = unpatched.engine.stream(ChatCall("victim", endless))
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         await anext(stream)
         for process in llm.engine_core.resources.engine_manager.processes:
             os.kill(process.pid, signal.SIGKILL)
