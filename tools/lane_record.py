@@ -148,7 +148,7 @@ def read() -> list[Record]:
     if not RECORD.exists():
         return []
     kept: list[dict[str, Any]] = json.loads(RECORD.read_text(encoding="utf-8"))
-    return [Record(**{**record, "run": LaneRun(**record["run"])}) for record in kept]
+    return [Record(run=LaneRun(**record.pop("run")), **record) for record in kept]
 
 
 def rows(records: Iterable[Record]) -> Iterator[Sequence[str]]:
