@@ -62,7 +62,7 @@ _RUN = """
 `make test-engines`: all of tests/engine and tests/patches, two lanes at once, on {machine}.
 """
 _SKIPPED = """
-Skipped, with the reason that each test gives:
+Skipped, with the reason that each test gives, and how many:
 
 """
 
@@ -100,7 +100,7 @@ def _last_run() -> Iterator[str]:
     head = ("vLLM", "Python", "begun", "commit", "outcome", "passed", "failed", "skipped", "time")
     yield _table(head, lane_record.rows(records))
     reasons = [
-        f"- {each.run.version}: {count} times: {reason}\n"
+        f"- {each.run.version}: {reason} ({count})\n"
         for each in records
         for reason, count in each.run.reasons.items()
     ]
