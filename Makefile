@@ -19,11 +19,13 @@ demo: setup ## a program of agents on a real model: tools, a budget, a race, a c
 run: setup ## start vLLM with the embedded model, patched, with NNRP and HTTP (ARGS="…" adds flags)
 	@$(BIN)/nnrp-sched run --patch-vllm $(ARGS)
 
-# Engine tests share engines, one set a worker: file by file, in the order of tests/engine/conftest.py.
-# A selection may leave one of the two halves empty.
+# Engine tests go to workers file by file: first those that start engines of their own, with none of
+# ours in the process, then those that share two, a pair for each worker. A selection may leave parts
+# empty.
 test: setup ## run every test, the ones on the real engine included (ARGS="-k word" selects)
 	@$(call pytest,-n 2 --ignore=tests/engine)
-	@$(call pytest,-n 2 --dist loadfile --no-loadscope-reorder tests/engine)
+	@$(call pytest,-n 2 --dist loadfile tests/engine -m own_engine)
+	@$(call pytest,-n 2 --dist loadfile tests/engine -m "not own_engine")
 
 NARROWED := $(ARGS)$(filter absent,$(NNRP_SCHED_ENGINE))
 pytest = $(BIN)/python -m pytest $(1) $(ARGS) || { [ $$? -eq 5 ] && [ -n "$(NARROWED)" ]; }
