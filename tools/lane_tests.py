@@ -45,10 +45,9 @@ def run(lanes: Sequence[Lane], arguments: Sequence[str]) -> Iterator[LaneRun]:
 
     `arguments` are further ones of pytest's. What a lane's pytest prints is shown when it ended.
     """
-    cores: SimpleQueue[int] = SimpleQueue()
-    known = sorted(os.sched_getaffinity(0))
+    cores: SimpleQueue[str] = SimpleQueue()
     for place in range(AT_ONCE):
-        cores.put(known[place % len(known)])
+        cores.put(core(place))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for ended in as_completed([pool.submit(_run, lane, arguments, cores) for lane in lanes]):
             ran, printed = ended.result()
@@ -58,20 +57,26 @@ def run(lanes: Sequence[Lane], arguments: Sequence[str]) -> Iterator[LaneRun]:
             yield ran
 
 
-def _run(lane: Lane, arguments: Sequence[str], cores: "SimpleQueue[int]") -> tuple[LaneRun, str]:
-    core = cores.get()
+def core(place: int) -> str:
+    """What BINDING is for one of several that run at once: cores are given out in turn."""
+    known = sorted(os.sched_getaffinity(0))
+    return str(known[place % len(known)])
+
+
+def _run(lane: Lane, arguments: Sequence[str], cores: "SimpleQueue[str]") -> tuple[LaneRun, str]:
+    mine = cores.get()
     try:
-        return _run_on(core, lane, arguments)
+        return _run_on(mine, lane, arguments)
     finally:
-        cores.put(core)
+        cores.put(mine)
 
 
-def _run_on(core: int, lane: Lane, arguments: Sequence[str]) -> tuple[LaneRun, str]:
+def _run_on(mine: str, lane: Lane, arguments: Sequence[str]) -> tuple[LaneRun, str]:
     say(f"engine tests on vLLM {lane.version}; what they print follows at their end")
     with tempfile.TemporaryDirectory(prefix="nnrp-sched-") as scratch:
         started = time.monotonic()
         log = Path(scratch) / "log"
-        environment = {**lane.environment(), BINDING: str(core)}
+        environment = {**lane.environment(), BINDING: mine}
         unfit = FOR_ALL_VERSIONS if lane.everyday else (*FOR_ALL_VERSIONS, *EVERYDAY_ONLY)
         left_out = tuple(f"--ignore={path}" for path in unfit)
         reports, codes = list[Path](), list[int]()

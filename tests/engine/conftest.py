@@ -12,7 +12,7 @@ import pytest
 
 from nnrp_sched_patches.launch import LaunchOptions, Serving, launch
 from tests.support.two_slots import OPTIONS
-from tools.lane_tests import BINDING
+from tools.lane_tests import BINDING, core
 
 _HERE = Path(__file__).parent
 _SHARED = ("serving", "two_slots")
@@ -23,9 +23,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Every vLLM would compute on the first core: each worker's gets the next one."""
     worker: dict[str, str] | None = getattr(config, "workerinput", None)
     if worker is not None:
-        cores = sorted(os.sched_getaffinity(0))
         place = int(worker["workerid"].removeprefix("gw"))
-        os.environ.setdefault(BINDING, str(cores[place % len(cores)]))
+        os.environ.setdefault(BINDING, core(place))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
