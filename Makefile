@@ -21,9 +21,10 @@ run: setup ## start vLLM with the embedded model, patched, with NNRP and HTTP (A
 
 # Engine tests go to workers file by file: first those that start engines of their own, with none of
 # ours in the process, then those that share two, a pair for each worker. A selection may leave parts
-# empty.
+# empty. ENGINES_AFTER is a process that has to end before the first of them starts.
 test: setup ## run every test, the ones on the real engine included (ARGS="-k word" selects)
 	@$(call pytest,-n 2 --ignore=tests/engine)
+	@$(if $(ENGINES_AFTER),tail --pid=$(ENGINES_AFTER) -f /dev/null)
 	@$(call pytest,-n 2 --dist loadfile tests/engine -m own_engine)
 	@$(call pytest,-n 2 --dist loadfile tests/engine -m "not own_engine")
 

@@ -252,8 +252,20 @@ async def test_a_caller_of_generate_that_stops_has_its_request_taken_out_with_a_
 async def test_an_operation_that_outlives_its_timeout_ends_with_a_receipt(
     narrow: Serving, stream: bool, waiting: bool
 ) -> None:
+    state = "waiting" if waiting else "running"
+    # A machine that is busy with other things may take longer to bring it there.
+    for timeout_ms in (600, 2_400, 9_600):
+        if await _state_at_timeout(narrow, stream, timeout_ms, occupied=waiting) == state:
+            return
+    pytest.fail("each time the timeout came before the engine had the operation")
+
+
+async def _state_at_timeout(
+    narrow: Serving, stream: bool, timeout_ms: int, *, occupied: bool
+) -> str | None:
+    """The state of which the receipt tells, of an operation that does not end by itself."""
     async with scene_on(narrow) as scene:
-        if waiting:
+        if occupied:
             await scene.occupy()
         records: list[OperationRecord] = []
         chat = body("Count.", max_tokens=600, ignore_eos=True)
@@ -262,19 +274,20 @@ async def test_an_operation_that_outlives_its_timeout_ends_with_a_receipt(
             served.connect() as connection,
             connection.session() as session,
         ):
-            outcome = await session.chat(chat, stream=stream, timeout_ms=600).result()
+            outcome = await session.chat(chat, stream=stream, timeout_ms=timeout_ms).result()
             while not records:
                 await checkpoint()
         assert outcome.error is not None
         assert outcome.error.code == "request_timeout"
         (record,) = records
         assert record.abort is not None
+        assert record.abort.reason == "timeout"
         receipt = record.abort.receipt
-        assert receipt is not None
-        state = "waiting" if waiting else "running"
-        assert (record.abort.reason, receipt.state) == ("timeout", state)
+        if receipt is None or receipt.state == "admitting":
+            return None
         assert (receipt.accepted, receipt.authoritative) == (True, True)
         assert scene.entry(record.id).receipt is not None
+        return receipt.state
 
 
 async def test_a_preempted_request_says_so_in_its_receipt(narrow: Serving) -> None:
