@@ -1,5 +1,6 @@
 """What is counted, kept and told of a run of the engine tests."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,14 +26,20 @@ RAN = LaneRun("1", "passed", "3.12.1", passed=2, seconds=60)
 
 
 @pytest.fixture(autouse=True)
-def python(monkeypatch: pytest.MonkeyPatch) -> None:
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lane has to be there."""
 
     def version(lane: Lane) -> str:
         assert lane.version
         return "3.12.1"
 
+    def environment(lane: Lane) -> dict[str, str]:
+        # Without the libraries that a lane preloads: the linker complains of missing ones.
+        assert lane.version
+        return dict(os.environ)
+
     monkeypatch.setattr(lane_record, "python_version", version)
+    monkeypatch.setattr(Lane, "environment", environment)
 
 
 def test_tests_are_counted_by_what_became_of_them_and_skips_by_their_reason(tmp_path: Path) -> None:
