@@ -33,7 +33,9 @@ def command(
     """End operations by the IDs that `nnrp-sched ps` shows, or all of an agent or a program.
 
     Prints a receipt for each: where it stood, whether this ended it, whether the scheduler itself
-    said so, and the tokens produced until then. Exits with 1 when nothing was ended.
+    said so, and the tokens produced until then. In a long step the engine takes requests out at its
+    end: they are `pending`, and asking for their IDs again tells what became of them. Exits with 1
+    when nothing was ended.
 
     \b
     Example:

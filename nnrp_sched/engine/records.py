@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from nnrp_sched.profile.scheduling import (
     AbortReceipt,
+    AbortState,
     QueuedRequest,
     QueueSnapshot,
     Reprioritized,
@@ -38,9 +39,6 @@ __all__ = [
 
 ChatBody = dict[str, Any]
 """A decoded OpenAI object: a chat request body, a chat.completion or a chat.completion.chunk."""
-
-AbortState = RequestState
-"""Where a request stood when its abort reached the engine."""
 
 
 class Caller(Struct, frozen=True):

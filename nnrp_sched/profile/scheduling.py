@@ -12,6 +12,9 @@ RequestState = Literal[
 ]
 """Where a request stands (design, decision 5); `blocked` waits for something else than its turn."""
 
+AbortState = Literal[RequestState, "pending"]
+"""What an abort found; `pending` while the engine has yet to say (hooks-verified.md, C7)."""
+
 Source = Literal["nnrp", "http"]
 """The door a request came in by."""
 
@@ -75,8 +78,9 @@ class AbortReceipt(Struct, frozen=True):
 
     request_id: str
     """The id that was asked for, in the form it was asked in."""
-    state: RequestState
-    """Where the request stood when the abort reached the engine."""
+    state: AbortState
+    """Where the request stood when the abort reached the engine. `pending` when that is in a long
+    step, at whose end it takes the request out: a later abort tells what became of it."""
     accepted: bool
     """True when this abort took the request out."""
     authoritative: bool

@@ -5,14 +5,14 @@ from typing import Any, Generic, Literal, TypeVar
 from msgspec import Struct
 
 from nnrp_sched.errors import NnrpSchedError
-from nnrp_sched.profile.scheduling import RequestState
+from nnrp_sched.profile.scheduling import AbortState
 
 StreamStatus = Literal["completed", "failed", "cancelled"]
 """How a stream ended."""
 
 StateKind = Literal["admitting", "queued", "running", "waiting_for_tool", "done"]
 
-ReceiptState = RequestState | Literal["queued", "local"]
+ReceiptState = AbortState | Literal["queued", "local"]
 """Where work stood when it was stopped: in the engine, in our own queue, or a tool (`local`)."""
 
 EventT = TypeVar("EventT")

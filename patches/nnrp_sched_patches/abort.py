@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from nnrp_sched.engine.port import AbortBy
-from nnrp_sched.engine.records import AbortReceipt, RequestState
+from nnrp_sched.engine.records import AbortReceipt, AbortState, RequestState
 from nnrp_sched_patches.channel import EngineGone, EngineRefused, EngineSilent, call_engine
 from nnrp_sched_patches.frontend import admission_here, now_ms
 from nnrp_sched_patches.ledger import Ledger
@@ -24,8 +24,13 @@ _LOGGER = logging.getLogger(__name__)
 
 ABORT = "nnrp_abort"
 
-ABORT_WAIT_S = 10.0
-"""The engine answers between two steps; a first step may take long (hooks-verified.md, C7)."""
+PENDING_AFTER_S = 4.0
+"""The engine answers between two steps. By a long one nobody who asks is kept longer than this, and
+hears it before the server gives up (`abort_seconds` and `control_seconds` of its limits)."""
+SILENCE_S = 60.0
+"""How long the engine's word is waited for: a first step has taken 33 s (hooks-verified.md, C7)."""
+ADMISSION_S = 10.0
+"""How long vLLM's frontend has to send or let go of what it is admitting."""
 
 
 class EngineAnswer(Struct, frozen=True):
@@ -42,19 +47,34 @@ class EngineAnswer(Struct, frozen=True):
 class Aborter:
     """Aborts requests of one frontend, each once: whoever comes second hears the first result."""
 
-    def __init__(self, engine: Any, ledger: Ledger, *, wait_s: float = ABORT_WAIT_S) -> None:
-        """`engine` is an AsyncLLM; waits `wait_s` seconds for its word."""
+    def __init__(
+        self,
+        engine: Any,
+        ledger: Ledger,
+        *,
+        pending_after_s: float = PENDING_AFTER_S,
+        silence_s: float = SILENCE_S,
+        admission_s: float = ADMISSION_S,
+    ) -> None:
+        """`engine` is an AsyncLLM.
+
+        A caller waits `pending_after_s` seconds for its word, the abort itself `silence_s`; then
+        vLLM's public interface gets it.
+        """
+        self._admission_s = admission_s
         self._engine = engine
         self._ledger = ledger
-        self._wait_s = wait_s
+        self._pending_after_s = pending_after_s
+        self._silence_s = silence_s
 
     async def abort(
         self, entries: Sequence[Entry], cause: AbortCause = "requested"
     ) -> list[AbortReceipt]:
         """One receipt for each entry, in order, under the ids that users see.
 
-        Goes through when the caller is cancelled meanwhile.
+        Goes through when the caller is cancelled meanwhile, or has heard that it is pending.
         """
+        started = now_ms()
         fresh = [
             entry
             for entry in dict.fromkeys(entries)
@@ -65,9 +85,16 @@ class Aborter:
             for entry in fresh:
                 entry.aborting = task
                 entry.abort_cause = entry.abort_cause or cause
-        for task in {entry.aborting for entry in entries if entry.aborting is not None}:
-            await asyncio.shield(task)
-        return [entry.receipt or _receipt(entry, "unknown", now_ms()) for entry in entries]
+        aborting = {entry: entry.aborting for entry in entries if entry.aborting is not None}
+        pending = set[asyncio.Task[None]]()
+        if aborting:
+            # It neither cancels what it waits for nor raises what comes of it.
+            _, pending = await asyncio.wait(aborting.values(), timeout=self._pending_after_s)
+        return [
+            entry.receipt
+            or _receipt(entry, "pending" if aborting.get(entry) in pending else "unknown", started)
+            for entry in entries
+        ]
 
     async def _abort(self, entries: list[Entry]) -> None:
         started = now_ms()
@@ -117,7 +144,7 @@ class Aborter:
 
         Not for an admission that itself asks, having failed: it sends nothing any more.
         """
-        with anyio.move_on_after(self._wait_s):
+        with anyio.move_on_after(self._admission_s):
             for entry in entries:
                 if entry.admissions and entry is not admission_here():
                     await _settled(entry)
@@ -128,7 +155,7 @@ class Aborter:
         The engine has none of them but those with parts.
         """
         over: list[Entry] = []
-        with anyio.move_on_after(self._wait_s):
+        with anyio.move_on_after(self._admission_s):
             for entry in entries:
                 if entry.finished is None:
                     await _settled(entry)
@@ -137,7 +164,7 @@ class Aborter:
 
     async def _ask(self, entries: list[Entry], ids: list[str], started: float) -> None:
         try:
-            answers = await engine_abort(self._engine, ids, wait_s=self._wait_s)
+            answers = await engine_abort(self._engine, ids, wait_s=self._silence_s)
         except EngineGone as error:
             self._ledger.engine_died(str(error), now_ms())
             return
@@ -219,7 +246,7 @@ async def _settled(entry: Entry) -> None:
 
 
 def _receipt(
-    entry: Entry, state: RequestState, started: float, *, accepted: bool = False, sure: bool = False
+    entry: Entry, state: AbortState, started: float, *, accepted: bool = False, sure: bool = False
 ) -> AbortReceipt:
     return AbortReceipt(
         request_id=entry.id,

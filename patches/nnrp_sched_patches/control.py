@@ -15,8 +15,8 @@ from nnrp_sched.engine.records import (
     ReprioritizeReason,
 )
 from nnrp_sched.errors import NnrpSchedError
-from nnrp_sched_patches.abort import ABORT_WAIT_S, Aborter, EngineAnswer, engine_abort
-from nnrp_sched_patches.channel import EngineGone, EngineRefused, call_engine
+from nnrp_sched_patches.abort import PENDING_AFTER_S, Aborter, EngineAnswer, engine_abort
+from nnrp_sched_patches.channel import EngineGone, EngineRefused, EngineSilent, call_engine
 from nnrp_sched_patches.frontend import now_ms
 from nnrp_sched_patches.ledger import Ledger
 from nnrp_sched_patches.ledger_feed import take_stock
@@ -31,6 +31,8 @@ STOPPED_KEPT: Final = 1024
 """So many receipts of other frontends' requests are remembered for whoever aborts them again."""
 _STOCK_WAIT_S = 2.0
 """A queue that the engine does not confirm in that time is shown as the frontend knows it."""
+_PRIORITY_WAIT_S = 8.0
+"""Less than the server gives a control request (`control_seconds` of its limits)."""
 _OUTCOMES: Final[tuple[ReprioritizeReason, ...]] = (
     "applied",
     "policy_fcfs",
@@ -96,7 +98,7 @@ class Control:
             return Reprioritized(request_id, applied=False, reason="not_waiting")
         try:
             reply = await call_engine(
-                self._engine, SET_PRIORITY, {"ids": wanted}, wait_s=ABORT_WAIT_S
+                self._engine, SET_PRIORITY, {"ids": wanted}, wait_s=_PRIORITY_WAIT_S
             )
         except EngineRefused:
             return Reprioritized(request_id, applied=False, reason="unsupported")
@@ -116,10 +118,18 @@ class Control:
         """Receipts of other frontends' requests, by name; None without the engine's word."""
         started = now_ms()
         try:
-            answers = await engine_abort(self._engine, names=names, by=by, wait_s=ABORT_WAIT_S)
+            answers = await engine_abort(self._engine, names=names, by=by, wait_s=PENDING_AFTER_S)
         except EngineGone as error:
             self.ledger.engine_died(str(error), now_ms())
             return None
+        except EngineSilent:
+            # It has been asked: what there is of these ends with its long step.
+            latency_ms = now_ms() - started
+            asked = names if by == "id" else ()
+            return {
+                name: AbortReceipt(name, "pending", False, False, None, latency_ms)
+                for name in asked
+            }
         except (NnrpSchedError, msgspec.ValidationError) as error:
             _LOGGER.warning("requests of other API servers could not be stopped: %s", error)
             return None
@@ -150,9 +160,9 @@ class Control:
     ) -> AbortReceipt:
         """The receipt under a name: of a live request elsewhere, ours, an earlier one, of none."""
         there = None if elsewhere is None else elsewhere.get(name)
-        if there is not None:
+        if there is not None and there.state != "pending":
             return there
         if entry is not None and entry.receipt is not None:
             return msgspec.structs.replace(entry.receipt, request_id=name)
         nothing = AbortReceipt(name, "unknown", False, elsewhere is not None, None, 0.0)
-        return self._stopped.get(name, nothing)
+        return self._stopped.get(name, there or nothing)

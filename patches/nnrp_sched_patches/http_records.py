@@ -30,6 +30,10 @@ def http_records(
     settling: set[int] = set()
 
     def tell(entry: Entry) -> None:
+        if entry.aborting is not None:
+            # Its receipt is on its way, and comes within the time that an abort has.
+            entry.aborting.add_done_callback(lambda _: tell(entry))
+            return
         settling.discard(id(entry))
         # A request whose input is a stream has no part at first, and goes on.
         if entry.finished is not None:

@@ -170,11 +170,13 @@ class Entry(Struct, eq=False):
         That receipt is the request's here too.
         """
         before = self.receipt
-        told = (state,) if before is None else (before.state, state)
+        states: list[RequestState] = [state]
+        if before is not None and before.state != "pending":
+            states.append(before.state)
         latency_ms = 0.0 if before is None else before.latency_ms
         self.abort_cause = self.abort_cause or "requested"
         self.receipt = AbortReceipt(
-            self.id, summed_state(told), True, True, self.tokens, latency_ms
+            self.id, summed_state(states), True, True, self.tokens, latency_ms
         )
 
     def queue_delay(self, now: float) -> float:

@@ -18,6 +18,7 @@ from nnrp_sched.engine.records import (
     ChatCall,
     QueuedRequest,
     QueueSnapshot,
+    RequestState,
     ServedCall,
     Timings,
 )
@@ -201,7 +202,7 @@ class Registration(Struct, frozen=True):
     """Output tokens so far, over all choices."""
 
     @property
-    def state(self) -> AbortState:
+    def state(self) -> RequestState:
         """`running` when tokens came; without the scheduler's word nothing else is certain."""
         return "running" if self.tokens else "unknown"
 

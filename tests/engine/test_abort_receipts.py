@@ -190,6 +190,35 @@ async def test_concurrent_aborts_of_one_request_hear_the_same(two_slots: Serving
     await _clean(two_slots)
 
 
+async def test_an_abort_that_meets_a_long_step_is_pending_and_then_the_schedulers(
+    two_slots: Serving,
+) -> None:
+    chats = Chats(two_slots)
+    (pid,) = [receipt.pid for receipt in two_slots.receipts if receipt.process == "engine"]
+    assert pid is not None
+    with anyio.fail_after(120):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(chats.serve, "one")
+            await chats.reach(one="running")
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                await chats.abort("one", "elsewhere")
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await chats.abort("one", "elsewhere")
+    asked, told = chats.heard
+    assert [(one.state, one.accepted, one.authoritative) for one in asked] == [
+        ("pending", False, False),
+        ("pending", False, False),
+    ]
+    assert [(one.state, one.accepted, one.authoritative) for one in told] == [
+        ("running", True, True),
+        ("unknown", False, True),
+    ]
+    assert chats.reasons == {"one": ["abort"]}
+    await _clean(two_slots)
+
+
 async def test_a_cancelled_call_has_left_the_engine_when_it_returns(two_slots: Serving) -> None:
     with anyio.fail_after(120):
         stream = two_slots.engine.stream(ChatCall("left", long(stream=True)))

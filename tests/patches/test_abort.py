@@ -40,9 +40,9 @@ class Scheduler:
         return {"requests": told, "mono_ns": 1}
 
 
-async def _abort(llm: Frontend, *names: str, wait_s: float = 5) -> list[AbortReceipt]:
+async def _abort(llm: Frontend, *names: str, **times: float) -> list[AbortReceipt]:
     entries = [llm.ledger.find(name) for name in names]
-    return await Aborter(llm, llm.ledger, wait_s=wait_s).abort([e for e in entries if e])
+    return await Aborter(llm, llm.ledger, **times).abort([e for e in entries if e])
 
 
 def _short(receipt: AbortReceipt) -> tuple[Any, ...]:
@@ -202,7 +202,7 @@ async def test_a_call_that_does_not_heed_its_door_is_not_said_to_be_gone_for_sur
     with anyio.fail_after(5):
         entry = llm.ledger.open(Caller(), "nnrp", external_id="x", handle="one", at=1)
         entry.cancel = lambda: None
-        (receipt,) = await _abort(llm, "one", wait_s=0.01)
+        (receipt,) = await _abort(llm, "one", admission_s=0.01)
     assert _short(receipt) == ("admitting", True, False, 0)
 
 
@@ -251,10 +251,45 @@ async def test_without_the_engines_word_the_public_abort_stops_it_and_says_so(
     llm.replies["nnrp_abort"] = refuse
     with anyio.fail_after(5):
         ids = await llm.add_request("two", n=2)
-        (receipt,) = await _abort(llm, "two", wait_s=0.01)
+        (receipt,) = await _abort(llm, "two", silence_s=0.01)
     assert _short(receipt) == ("waiting", True, False, 0)
     assert llm.public_aborts == [(ids[0][2:],)]
     assert llm.output_processor.parent_requests == {}
+
+
+async def test_an_abort_that_meets_a_long_step_is_pending_until_the_engine_has_answered() -> None:
+    llm, _ = hooked()
+    scheduler = Scheduler(llm)
+    answer = asyncio.get_running_loop().create_future()
+    llm.replies["nnrp_abort"] = lambda payload: answer
+    with anyio.fail_after(5):
+        (internal,) = await llm.add_request("one")
+        scheduler.states[internal] = ("running", 7)
+        for _ in range(2):
+            (receipt,) = await _abort(llm, "one", pending_after_s=0.01)
+            assert _short(receipt) == ("pending", False, False, 0)
+        assert [entry.id for entry in llm.ledger.live] == ["one"]
+        answer.set_result(scheduler.abort({"ids": [internal]}))
+        (receipt,) = await _abort(llm, "one")
+    assert _short(receipt) == ("running", True, True, 7)
+    assert (len(llm.calls), llm.public_aborts, llm.ledger.live) == (1, [], [])
+
+
+async def test_what_the_frontend_ends_meanwhile_still_gets_the_engines_word() -> None:
+    llm, _ = hooked()
+    scheduler = Scheduler(llm)
+    answer = asyncio.get_running_loop().create_future()
+    llm.replies["nnrp_abort"] = lambda payload: answer
+    with anyio.fail_after(5):
+        (internal,) = await llm.add_request("one")
+        scheduler.states[internal] = ("running", 7)
+        await _abort(llm, "one", pending_after_s=0.01)
+        # As vLLM does for a client that has left.
+        llm.output_processor.abort_requests([internal], internal=True)
+        assert llm.ledger.live == []
+        answer.set_result(scheduler.abort({"ids": [internal]}))
+        (receipt,) = await _abort(llm, "one")
+    assert _short(receipt) == ("running", True, True, 7)
 
 
 async def test_an_engine_that_dies_meanwhile_has_finished_everything() -> None:

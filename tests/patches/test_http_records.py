@@ -1,5 +1,6 @@
 """Requests over HTTP as records: how they ended, who asked, whose trace they are part of."""
 
+import asyncio
 from typing import Any
 
 import anyio
@@ -128,6 +129,35 @@ async def test_a_request_through_middleware_and_hooks_is_told_once_with_its_trac
         ("decode", 2500.0, 3000.0),
     ]
     assert record.output_tokens == 1
+
+
+async def test_a_request_that_ended_before_its_receipt_came_is_told_of_with_it() -> None:
+    told: list[OperationRecord] = []
+    ledger = Ledger()
+    ledger.on_end = http_records(told.append, DESCRIPTION, settled_s=0)
+    entry = ledger.open(Caller(), "http", external_id="left", at=1.0)
+    ledger.register(entry, Part("0_left", "left", registered=2.0))
+    heard = anyio.Event()
+
+    async def abort() -> None:
+        await heard.wait()
+        entry.receipt = AbortReceipt("left", "running", True, True, 3, 20.0)
+        entry.aborting = None
+
+    with anyio.fail_after(5):
+        entry.aborting = asyncio.create_task(abort())
+        ledger.end_part("0_left", "abort", 3.0)
+        assert entry.finished is not None
+        # The moment after its end passes.
+        for _ in range(5):
+            await checkpoint()
+        assert told == []
+        heard.set()
+        while not told:
+            await checkpoint()
+    (record,) = told
+    assert record.abort is not None
+    assert record.abort.receipt == entry.receipt
 
 
 async def test_a_request_that_goes_on_after_an_end_is_told_of_once_at_its_last() -> None:
