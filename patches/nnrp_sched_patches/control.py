@@ -80,9 +80,10 @@ class Control:
             return [*receipts, *(more or {}).values()]
         found = {name: self.ledger.find(name) for name in ids}
         others = [name for name, entry in found.items() if self._may_be_elsewhere(entry)]
-        await self.abort([entry for entry in found.values() if entry is not None])
+        known = {name: entry for name, entry in found.items() if entry is not None}
+        own = dict(zip(known, await self.abort(list(known.values())), strict=True))
         elsewhere = await self._elsewhere(others, by) if others else {}
-        return [self._named(name, found[name], elsewhere) for name in ids]
+        return [self._named(name, own.get(name), elsewhere) for name in ids]
 
     def _may_be_elsewhere(self, entry: Entry | None) -> bool:
         """Whether a name that stands for `entry` here may mean a live request of another server."""
@@ -156,13 +157,13 @@ class Control:
         return receipts
 
     def _named(
-        self, name: str, entry: Entry | None, elsewhere: Mapping[str, AbortReceipt] | None
+        self, name: str, own: AbortReceipt | None, elsewhere: Mapping[str, AbortReceipt] | None
     ) -> AbortReceipt:
         """The receipt under a name: of a live request elsewhere, ours, an earlier one, of none."""
         there = None if elsewhere is None else elsewhere.get(name)
         if there is not None and there.state != "pending":
             return there
-        if entry is not None and entry.receipt is not None:
-            return msgspec.structs.replace(entry.receipt, request_id=name)
+        if own is not None:
+            return msgspec.structs.replace(own, request_id=name)
         nothing = AbortReceipt(name, "unknown", False, elsewhere is not None, None, 0.0)
         return self._stopped.get(name, there or nothing)

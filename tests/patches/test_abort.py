@@ -327,6 +327,23 @@ async def test_programs_agents_and_ids_name_what_is_stopped() -> None:
     ]
 
 
+async def test_what_an_engine_has_been_asked_for_by_name_is_pending_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nnrp_sched_patches.control.PENDING_AFTER_S", 0.01)
+    llm, _ = hooked()
+    control = Control(llm, llm.ledger)
+    llm.replies["nnrp_abort"] = lambda payload: asyncio.get_running_loop().create_future()
+    with anyio.fail_after(5):
+        (receipt,) = await control.abort_operations(["there"], by="id")
+        assert (receipt.request_id, *_short(receipt)) == ("there", "pending", False, False, None)
+        assert await control.abort_operations(["there"], by="program") == []
+        # Nothing of it is remembered.
+        Scheduler(llm)
+        (receipt,) = await control.abort_operations(["there"], by="id")
+    assert _short(receipt) == ("unknown", False, True, None)
+
+
 async def test_requests_of_other_frontends_are_stopped_in_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
