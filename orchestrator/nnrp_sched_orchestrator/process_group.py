@@ -55,17 +55,20 @@ class ProcessGroup(Struct, frozen=True):
 
         True once none is left; False when some outlived SIGKILL for two seconds.
         """
-        for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, _KILL_SECONDS)):
-            with anyio.move_on_after(seconds):
-                await self._gone(number)
-                return True
-        return False
+        members = await self.members()
+        members = await self._until_gone(signal.SIGTERM, members, grace_seconds)
+        members = await self._until_gone(signal.SIGKILL, members, _KILL_SECONDS)
+        # Where the interpreter is busy a look takes seconds, and is no news when it is over.
+        return not (members and await self.members())
 
-    async def _gone(self, number: signal.Signals) -> None:
-        """Send it to all of them, also to those that are started meanwhile, until none is left."""
+    async def _until_gone(
+        self, number: signal.Signals, members: dict[int, int], seconds: float
+    ) -> dict[int, int]:
+        """Send it to all of them, also to those that are started meanwhile; those that are left."""
         told: set[int] = set()
         wait = _SHORTEST_WAIT
-        while members := await self.members():
+        deadline = anyio.current_time() + seconds
+        while members and anyio.current_time() < deadline:
             if self.leader in members.values():
                 # At once, so that none of the group can start another one in between.
                 _signal(os.killpg, self.leader, number)
@@ -75,6 +78,8 @@ class ProcessGroup(Struct, frozen=True):
             told |= members.keys()
             await anyio.sleep(wait)
             wait = min(_LONGEST_WAIT, wait * 2)
+            members = await self.members()
+        return members
 
     async def members(self) -> dict[int, int]:
         """The ids of those that live now, zombies do not, each with its process group."""

@@ -10,7 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from nnrp_sched_orchestrator import process_group
 from nnrp_sched_orchestrator.process_group import MARK, ProcessGroup, marked
+from nnrp_sched_orchestrator.processes import Living, living
 from tests.support.processes import SECONDS, alive, written
 
 pytestmark = pytest.mark.anyio
@@ -50,6 +52,25 @@ async def test_children_that_ignore_sigterm_are_killed(tmp_path: Path) -> None:
             assert await group.end(0.05)
         assert not any(alive(pid) for pid in pids)
         assert await group.members() == {}
+
+
+async def test_where_a_look_takes_longer_than_the_kernel_may_the_deaf_are_killed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def slowly(since: int) -> list[Living]:
+        # What stood there before, as when the look's thread had to wait for the interpreter.
+        found = await living(since)
+        await anyio.sleep(0.05)
+        return found
+
+    monkeypatch.setattr(process_group, "living", slowly)
+    monkeypatch.setattr(process_group, "_KILL_SECONDS", 0.01)
+    told = tmp_path / "pids"
+    async with started("trap '' TERM; sleep 1000 & echo $$ >>$told; wait; wait", told) as group:
+        (pid,) = await written(told)
+        with anyio.fail_after(SECONDS):
+            assert await group.end(0.01)
+        assert not alive(pid)
 
 
 async def test_who_heeds_sigterm_is_not_killed(tmp_path: Path) -> None:
