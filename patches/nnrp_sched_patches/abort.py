@@ -59,13 +59,14 @@ class Aborter:
         """`engine` is an AsyncLLM.
 
         A caller waits `pending_after_s` seconds for its word, the abort itself `silence_s`; then
-        vLLM's public interface gets it.
+        vLLM's public interface gets it. Before it is asked, what is being admitted has
+        `admission_s`.
         """
-        self._admission_s = admission_s
         self._engine = engine
         self._ledger = ledger
         self._pending_after_s = pending_after_s
         self._silence_s = silence_s
+        self._admission_s = admission_s
 
     async def abort(
         self, entries: Sequence[Entry], cause: AbortCause = "requested"

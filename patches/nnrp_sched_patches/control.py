@@ -125,11 +125,10 @@ class Control:
             return None
         except EngineSilent:
             # It has been asked: what there is of these ends with its long step.
-            latency_ms = now_ms() - started
+            waited_ms = now_ms() - started
             asked = names if by == "id" else ()
             return {
-                name: AbortReceipt(name, "pending", False, False, None, latency_ms)
-                for name in asked
+                one: AbortReceipt(one, "pending", False, False, None, waited_ms) for one in asked
             }
         except (NnrpSchedError, msgspec.ValidationError) as error:
             _LOGGER.warning("requests of other API servers could not be stopped: %s", error)

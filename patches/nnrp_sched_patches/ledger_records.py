@@ -6,7 +6,14 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from nnrp_sched.engine.records import AbortReceipt, Caller, RequestState, Source, Timings
+from nnrp_sched.engine.records import (
+    AbortReceipt,
+    AbortState,
+    Caller,
+    RequestState,
+    Source,
+    Timings,
+)
 
 _LIVELIEST: tuple[RequestState, ...] = (
     "running",
@@ -20,7 +27,7 @@ _LIVELIEST: tuple[RequestState, ...] = (
 """Of several choices the one furthest left says where the request stands."""
 
 
-def summed_state(states: Iterable[RequestState]) -> RequestState:
+def summed_state(states: Iterable[AbortState]) -> RequestState:
     """Where a request stands whose choices stand at `states`; `unknown` for none."""
     reached = set(states)
     for state in _LIVELIEST:
@@ -170,13 +177,11 @@ class Entry(Struct, eq=False):
         That receipt is the request's here too.
         """
         before = self.receipt
-        states: list[RequestState] = [state]
-        if before is not None and before.state != "pending":
-            states.append(before.state)
+        told = (state,) if before is None else (before.state, state)
         latency_ms = 0.0 if before is None else before.latency_ms
         self.abort_cause = self.abort_cause or "requested"
         self.receipt = AbortReceipt(
-            self.id, summed_state(states), True, True, self.tokens, latency_ms
+            self.id, summed_state(told), True, True, self.tokens, latency_ms
         )
 
     def queue_delay(self, now: float) -> float:

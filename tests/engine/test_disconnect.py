@@ -255,17 +255,17 @@ async def test_an_operation_that_outlives_its_timeout_ends_with_a_receipt(
     state = "waiting" if waiting else "running"
     # A machine that is busy with other things may take longer to bring it there.
     for timeout_ms in (600, 2_400, 9_600):
-        if await _state_at_timeout(narrow, stream, timeout_ms, occupied=waiting) == state:
+        if await _timed_out_in_the_engine(narrow, stream, timeout_ms, state):
             return
     pytest.fail("each time the timeout came before the engine had the operation")
 
 
-async def _state_at_timeout(
-    narrow: Serving, stream: bool, timeout_ms: int, *, occupied: bool
-) -> str | None:
-    """The state of which the receipt tells, of an operation that does not end by itself."""
+async def _timed_out_in_the_engine(
+    narrow: Serving, stream: bool, timeout_ms: int, state: str
+) -> bool:
+    """Whether an operation's timeout met it in the engine, where it stands at `state`."""
     async with scene_on(narrow) as scene:
-        if occupied:
+        if state == "waiting":
             await scene.occupy()
         records: list[OperationRecord] = []
         chat = body("Count.", max_tokens=600, ignore_eos=True)
@@ -284,10 +284,10 @@ async def _state_at_timeout(
         assert record.abort.reason == "timeout"
         receipt = record.abort.receipt
         if receipt is None or receipt.state == "admitting":
-            return None
-        assert (receipt.accepted, receipt.authoritative) == (True, True)
+            return False
+        assert (receipt.state, receipt.accepted, receipt.authoritative) == (state, True, True)
         assert scene.entry(record.id).receipt is not None
-        return receipt.state
+        return True
 
 
 async def test_a_preempted_request_says_so_in_its_receipt(narrow: Serving) -> None:

@@ -1,6 +1,7 @@
 """Aborts over a stand-in for vLLM's frontend and engine: receipts in every state, once each."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -8,7 +9,8 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from nnrp_sched.engine.records import AbortReceipt, Caller
-from nnrp_sched_patches.abort import Aborter
+from nnrp_sched.server import ServerLimits
+from nnrp_sched_patches.abort import PENDING_AFTER_S, Aborter
 from nnrp_sched_patches.control import Control
 from nnrp_sched_patches.engine_names import Told, external_id, meant
 from nnrp_sched_patches.origin import Origin, origin
@@ -257,19 +259,32 @@ async def test_without_the_engines_word_the_public_abort_stops_it_and_says_so(
     assert llm.output_processor.parent_requests == {}
 
 
-async def test_an_abort_that_meets_a_long_step_is_pending_until_the_engine_has_answered() -> None:
-    llm, _ = hooked()
+def _long_step(llm: Frontend, internal: str) -> Callable[[], None]:
+    """A request runs, and the engine answers aborts only once what is returned is called."""
     scheduler = Scheduler(llm)
+    scheduler.states[internal] = ("running", 7)
     answer = asyncio.get_running_loop().create_future()
     llm.replies["nnrp_abort"] = lambda payload: answer
+    return lambda: answer.set_result(scheduler.abort({"ids": [internal]}))
+
+
+def test_a_caller_hears_of_a_long_step_before_the_server_gives_up_on_the_engine() -> None:
+    limits = ServerLimits()
+    assert limits.abort_seconds > PENDING_AFTER_S
+    # Ours first, then those of other API servers.
+    assert limits.control_seconds > 2 * PENDING_AFTER_S
+
+
+async def test_an_abort_that_meets_a_long_step_is_pending_until_the_engine_has_answered() -> None:
+    llm, _ = hooked()
     with anyio.fail_after(5):
         (internal,) = await llm.add_request("one")
-        scheduler.states[internal] = ("running", 7)
+        end_step = _long_step(llm, internal)
         for _ in range(2):
             (receipt,) = await _abort(llm, "one", pending_after_s=0.01)
             assert _short(receipt) == ("pending", False, False, 0)
         assert [entry.id for entry in llm.ledger.live] == ["one"]
-        answer.set_result(scheduler.abort({"ids": [internal]}))
+        end_step()
         (receipt,) = await _abort(llm, "one")
     assert _short(receipt) == ("running", True, True, 7)
     assert (len(llm.calls), llm.public_aborts, llm.ledger.live) == (1, [], [])
@@ -277,17 +292,14 @@ async def test_an_abort_that_meets_a_long_step_is_pending_until_the_engine_has_a
 
 async def test_what_the_frontend_ends_meanwhile_still_gets_the_engines_word() -> None:
     llm, _ = hooked()
-    scheduler = Scheduler(llm)
-    answer = asyncio.get_running_loop().create_future()
-    llm.replies["nnrp_abort"] = lambda payload: answer
     with anyio.fail_after(5):
         (internal,) = await llm.add_request("one")
-        scheduler.states[internal] = ("running", 7)
+        end_step = _long_step(llm, internal)
         await _abort(llm, "one", pending_after_s=0.01)
         # As vLLM does for a client that has left.
         llm.output_processor.abort_requests([internal], internal=True)
         assert llm.ledger.live == []
-        answer.set_result(scheduler.abort({"ids": [internal]}))
+        end_step()
         (receipt,) = await _abort(llm, "one")
     assert _short(receipt) == ("running", True, True, 7)
 
